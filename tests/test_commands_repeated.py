@@ -37,8 +37,15 @@ MODES = {
 
 
 @pytest.mark.slow
-@pytest.mark.extended
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(
+            name, marks=pytest.mark.extended if name in ("drafted", "verified") else pytest.mark.shown("variants")
+        )
+        for name in MODES
+    ],
+)
 def test_every_rollout_of_a_run_is_repeated(here, mode):  # noqa: F811
     folder = here / f"repeated_{mode}"
     assert go(here, f"--run-dir={folder}", *MODES[mode], *SMALL) == 0

@@ -32,7 +32,7 @@ def saved(folder, name: str, seed: int):
 
 
 @pytest.mark.parametrize(
-    "form", ["exact", *(pytest.param(n, marks=pytest.mark.extended) for n in ("sampled", "beside"))]
+    "form", ["exact", *(pytest.param(n, marks=pytest.mark.shown("variants")) for n in ("sampled", "beside"))]
 )
 def test_killed_in_a_save_and_resumed_it_is_the_same_run(here, form, capsys):  # noqa: F811
     flags = (*FORMS[form], saved(here, "teacher", 7))

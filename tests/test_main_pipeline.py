@@ -33,8 +33,14 @@ TURNS = (*FLAGS, "--config.scheduler.interleave=1.0", "--config.batch.rows=1")
 AUTO = (*FLAGS, "--config.engine.carry_over=auto", "--config.engine.carry_share=0.3")
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("name, flags", [("kept", KEPT), ("turns", TURNS), ("auto", AUTO)])
+@pytest.mark.parametrize(
+    "name, flags",
+    [
+        pytest.param("kept", KEPT, marks=pytest.mark.extended),
+        pytest.param("turns", TURNS, marks=pytest.mark.shown("variants")),
+        pytest.param("auto", AUTO, marks=pytest.mark.shown("variants")),
+    ],
+)
 def test_killed_with_answers_on_their_way(here, name, flags, capsys):  # noqa: F811
     whole, target = whole_run(here, f"piped_{name}_whole", *flags), here / f"piped_{name}_killed"
     rows = steps_of(whole)

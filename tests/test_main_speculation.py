@@ -80,7 +80,7 @@ def test_the_run_ends_in_the_weights_of_the_one_without_drafts(drafting, bare):
     same_end(drafting, bare)
 
 
-@pytest.mark.extended
+@pytest.mark.shown("variants")
 def test_so_does_the_papers_drafter(here, bare):  # noqa: F811
     other = run(here, here / "paper", *PAPERS)
     assert total(other, "spec/num_accepted") > 10
@@ -100,7 +100,7 @@ def test_killed_and_resumed_it_drafts_on_as_if_nothing_had_happened(here, drafti
     assert any("spec/expected_accepted" in row for row in metrics.read(target / "metrics.jsonl"))
 
 
-@pytest.mark.extended
+@pytest.mark.shown("variants")
 def test_two_replicas_draft_and_end_alike(here):  # noqa: F811
     ends = [
         run(here, here / f"two-{name}", "--config.mesh.data=2", "--config.steps=4", *drafts)
@@ -110,7 +110,7 @@ def test_two_replicas_draft_and_end_alike(here):  # noqa: F811
     same_end(*ends)
 
 
-@pytest.mark.extended
+@pytest.mark.shown("variants")
 def test_with_a_wide_prompt_program_it_ends_alike_too_also_killed_and_resumed(here):  # noqa: F811
     wide = ("--config.engine.prompt_rows=128",)
     alone, drafted = (run(here, here / f"wide-{len(more)}", *wide, *more) for more in ((), OURS))

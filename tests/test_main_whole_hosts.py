@@ -71,9 +71,12 @@ def test_processes_of_either_role_decide_alike(here, whole):  # noqa: F811
         assert np.array_equal(one.logprobs, two.logprobs)
 
 
-@pytest.mark.extended
 @pytest.mark.slow  # eight starts of a process
-@pytest.mark.parametrize("lost", [1, 3], ids=["learns", "generates"])
+@pytest.mark.parametrize(
+    "lost",
+    [pytest.param(1, marks=pytest.mark.shown("variants")), pytest.param(3, marks=pytest.mark.extended)],
+    ids=["learns", "generates"],
+)
 def test_a_killed_process_of_either_role_changes_no_bit(here, whole, lost):  # noqa: F811
     again, left = here / f"hosts_without_{lost}", []
     threading.Thread(target=joined_jobs.kill, args=(again, [(lost, 1)], left), daemon=True).start()
