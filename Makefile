@@ -32,7 +32,7 @@ test: $(STAMP)
 	@$(PYTEST) -m "not extended and not shown" $(ARGS)
 
 # With the second one: further variants, and planted faults. The tests of a file share what they compile, so this is one run.
-# What a show measures too is left to it: python -m pytest -m shown.
+# What a show measures too is left to it: make test ARGS='-m shown' runs that.
 test-all: $(STAMP)
 	@$(PYTEST) -m "not shown" $(ARGS)
 
