@@ -69,7 +69,7 @@ def machine(monkeypatch, tmp_path):
         yield another
 
 
-@pytest.mark.extended  # ten starts of a process, two at a time
+@pytest.mark.shown("buckets")  # ten starts of a process, two at a time
 def test_two_processes_in_a_bucket_that_are_killed_and_resumed(here, machine, tmp_path):
     """kill -9 of one before the save of step 2, first of process 1 and then of process 0; then on from step 1."""
     cache, objects = tmp_path / "cache", Objects(parse(URL, "url"))

@@ -87,7 +87,7 @@ def test_a_killed_process_of_either_role_changes_no_bit(here, whole, lost):  # n
     assert killed.differences(whole, again, STEPS) == []
 
 
-@pytest.mark.extended
+@pytest.mark.shown("variants")
 @pytest.mark.slow  # four starts of a process
 def test_one_process_that_learns_saves_what_both_resume_from(here, whole):  # noqa: F811
     """Two processes of two devices. Orbax takes weights of one process alone from host memory."""
