@@ -57,7 +57,7 @@ def noise_of_the_serial(patch):
 
 def one_name_for_all_prompts(patch):
     """Prompts of one length share their pages, whatever they say."""
-    patch.setattr(prompts, "Prompt", lambda id, tokens: Prompt(id=f"{len(tokens)}", tokens=tokens))
+    patch.setattr(Prompt, "of_tokens", lambda tokens: Prompt(id=f"{len(tokens)}", tokens=tokens))
 
 
 @pytest.mark.extended
