@@ -10,7 +10,7 @@ import pytest
 from jaxrl_post import main
 from jaxrl_post.telemetry import metrics
 
-pytestmark = pytest.mark.extended
+pytestmark = pytest.mark.shown("variants")  # two runs to a reward
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SHORT = ("--config.steps=20", "--config.eval.every=0", "--config.eval.prompts=64", "--config.checkpoint.every=0")

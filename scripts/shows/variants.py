@@ -18,7 +18,7 @@ LEAST = 150  # tests
 def show(record) -> None:
     command = (sys.executable, "-m", "pytest", "-q", "-m", "shown", "-n", "logical", "--maxprocesses", "4")
     done = subprocess.run(
-        [*command, "--dist", "loadfile", "-p", "no:cacheprovider", "tests"],
+        [*command, "--dist", "loadfile", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=1800", "tests"],
         cwd=record.root,
         env=os.environ | {"JAXRL_DATA": str(record.data()), "JAXRL_REQUIRE_DATA": "1"},
         text=True,
