@@ -36,7 +36,7 @@ def run(folder: Path, launcher: str, place: Path, most_restarts: int = 0) -> int
     return joined_jobs.run(ROOT, launcher, 4, place, options, place.parent / "cache", most_restarts)
 
 
-@pytest.mark.extended
+@pytest.mark.shown("joined")
 @pytest.mark.slow  # twelve starts of a process, four at a time
 def test_four_processes_join_and_a_killed_one_changes_no_bit(here, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # the programs of both jobs are the same

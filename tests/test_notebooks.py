@@ -76,7 +76,7 @@ def test_the_notebook_is_written_and_checked_as_the_page_says(copy):
     assert (copy / "notebooks" / "jaxrl_post_demo.ipynb").read_bytes() == ipynb.DEMO.with_suffix(".ipynb").read_bytes()
 
 
-@pytest.mark.extended
+@pytest.mark.shown("notebook")
 @pytest.mark.slow
 def test_the_whole_notebook_runs_with_few_steps_as_the_page_says(copy):
     run_of_the_page(copy, COMMANDS[2])

@@ -324,7 +324,7 @@ CPU = (
 )
 
 
-@pytest.mark.extended
+@pytest.mark.shown("variants")
 @pytest.mark.slow
 def test_three_runs_by_the_command(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
