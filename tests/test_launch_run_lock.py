@@ -171,12 +171,9 @@ COMMAND = (
 PIPELINE = ("--config=configs/demo_pipeline.py", *COMMAND[1:])
 
 
+@pytest.mark.shown("variants")
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [pytest.param(COMMAND, marks=pytest.mark.extended), pytest.param(PIPELINE, marks=pytest.mark.shown("variants"))],
-    ids=["sync", "pipeline"],
-)
+@pytest.mark.parametrize("command", [COMMAND, PIPELINE], ids=["sync", "pipeline"])
 def test_a_run_that_is_stopped_and_resumed_ends_as_the_undisturbed_one(tmp_path, command):
     def begin(run, *more):
         words = [sys.executable, "-m", "jaxrl_post.main", *command, f"--run-dir={run}", *more]

@@ -411,7 +411,7 @@ def test_processes_that_do_not_start_alike_say_so_and_compile_nothing(here, tmp_
         assert "process 1 does not start as process 0: config.optimizer.lr is 0.5 there and" in one, one
 
 
-@pytest.mark.extended  # eight starts of a process, two at a time
+@pytest.mark.shown("variants")  # eight starts of a process, two at a time
 def test_two_processes_that_are_killed_and_resumed(here, tmp_path):
     """kill -9 of one before the save of step 2, when its scores and rollouts are logged; then on from step 1.
 

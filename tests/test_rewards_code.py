@@ -66,7 +66,7 @@ def test_where_tests_come_from():
         code.tests("s", "x = 3", "", {})
 
 
-@pytest.mark.parametrize("mbpp, humaneval", [(10, 5), pytest.param(40, 20, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("mbpp, humaneval", [(10, 5), pytest.param(40, 20, marks=pytest.mark.shown("verdicts"))])
 def test_real_tasks_accept_their_own_solutions_and_no_others(data_dir, mbpp, humaneval):
     rows = [json.loads(line) for line in (data_dir / "mbpp" / "mbpp.jsonl").read_text().splitlines()]
     chosen = random.Random(0).sample([row for row in rows if row["task_id"] not in UNFIT], mbpp)
