@@ -25,7 +25,8 @@ demo: $(STAMP)
 simulate: $(STAMP)
 	@$(VENV)/bin/python -m jaxrl_post.simulate $(ARGS)
 
-PYTEST := $(VENV)/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# A worker that dies ends the run: with a new worker in its place, pytest-xdist 3.8 waits for ever.
+PYTEST := $(VENV)/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # The first tier: every kind of fault. It ends with a table of CPU seconds by file.
 test: $(STAMP)

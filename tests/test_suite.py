@@ -86,6 +86,17 @@ def test_a_test_over_its_time_limit_is_ended_and_the_others_run(tmp_path):
     assert "crashed while running 'test_hanging.py::test_hangs'" in done.stdout and "Timeout (0:00:01)!" in done.stderr
 
 
+def test_make_test_ends_when_a_worker_has_died(tmp_path):
+    """pytest-xdist gives a file's other tests to a new worker, and then waits for a result that never comes."""
+    flags = re.search(r"^PYTEST := \S+ -m pytest -n logical (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    (tmp_path / "test_hanging.py").write_text(HANGING)
+    for name in ("first", "second", "third", "fourth"):
+        (tmp_path / f"test_{name}.py").write_text("def test_it(): pass\n")
+    limit = ("-o", "faulthandler_timeout=1")
+    done = run(*of(tmp_path), *limit, "-n", 2, *flags.split(), tmp_path, **ALONE)
+    assert done.returncode and "crashed while running 'test_hanging.py::test_hangs'" in done.stdout
+
+
 @pytest.mark.parametrize("required, code", [pytest.param("", 0, marks=pytest.mark.extended), ("1", 1)])
 def test_missing_inputs_are_told_loudly_and_fail_where_they_are_required(required, code):
     done = run(
