@@ -243,7 +243,7 @@ def test_the_walk_sets_every_option_of_the_algorithm():
     assert {*ARMS_OF_ALGORITHM, *_CHOSEN} == set(fields.members(configs.AlgorithmConfig))
 
 
-@pytest.mark.parametrize("losses", [_LOSSES[:1], pytest.param(_LOSSES[1:], marks=pytest.mark.extended)])
+@pytest.mark.parametrize("losses", [_LOSSES[:1], pytest.param(_LOSSES[1:], marks=pytest.mark.shown("variants"))])
 def test_no_option_of_the_algorithm_is_inert(scored, losses):
     """Under every estimator, loss, correction and scheduler: it is refused, or it changes the loss or the gate."""
     inert, counted = [], dict.fromkeys(ARMS_OF_ALGORITHM, 0)

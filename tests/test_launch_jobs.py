@@ -298,7 +298,7 @@ def test_what_runs_a_local_job_loads_no_jax():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
 
 
-@pytest.mark.extended
+@pytest.mark.shown("variants")
 @pytest.mark.slow
 def test_a_local_job_of_two_real_processes_runs_to_its_end_and_is_not_run_twice(tmp_path):
     few = ["steps=1", "checkpoint.every=1", "eval.prompts=4", "eval.samples=1", "scheduler.prompts=4", "mesh.data=2"]

@@ -128,7 +128,7 @@ def one_commit(**how):
         return jax.device_get(one.params), leaves
 
 
-@pytest.mark.extended
+@pytest.mark.shown("variants")
 def test_a_step_along_stacked_sums_is_the_step_along_sums_by_layer():
     """Scanned layers have one array of sums for each name, whatever the depth. On eight devices against one."""
     (plain, by_layer), (scanned, stacked) = one_commit(), one_commit(sizes=(2, 2, 2), scan_layers="yes", remat=True)
