@@ -1,5 +1,8 @@
-"""The command without rounds: killed in mid-generation and resumed it ends as the one that was not, also with a gate and
-every rule for answers on their way; at learning rate 0 it trains on the answers of synchronous rounds."""
+"""The command without rounds, which generates and trains at once.
+
+A run that is killed in mid-generation and resumed ends as the undisturbed run. So it does with a gate, and with every
+rule for running rollouts. At learning rate 0 it trains on the rollouts of synchronous rounds.
+"""
 
 import json
 

@@ -1,5 +1,8 @@
-"""The command with devices of its own for the engine: weights arrive while answers run, killed and resumed it ends as the one
-that was not, rounds stay one step behind, and at learning rate 0 it trains on what shared devices train on."""
+"""The command with devices of its own for the engine, to which weights are sent while rollouts run.
+
+A run that is killed and resumed ends as the undisturbed run. Rounds stay one step behind. At learning rate 0 a run trains
+on what it trains on with shared devices.
+"""
 
 import json
 

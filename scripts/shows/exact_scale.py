@@ -8,7 +8,7 @@ reported, and must be near.
 
 Engine: a run that sleeps while the learner works, and one whose prompts go through the wide program, against runs
 without: policy and rollouts, byte by byte. Rows that share one read of their pages on TPUs, in interpret mode, against
-the same rows one by one. The same kernel for GPUs, on pages of every size.
+the same rows one by one. The GPU's kernel, interpreted, against the reference, on pages of every size.
 
 Each planted fault must be far outside.
 """
