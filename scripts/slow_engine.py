@@ -41,11 +41,12 @@ def serve(folder: str, events: str) -> int:
     server = Server(
         opened(folder), token=TOKEN, say=print, name="slow", queue=4 * CLIENTS, timeout_s=120.0, parser="none"
     )
-    park = server.engine.park
+    park, tell = server.engine.park, server.engine.meanwhile
     with open(events, "w", buffering=1) as told, socket.create_server(("127.0.0.1", 0)) as listening:
 
         def dispatched() -> None:
             told.write(f"dispatch {time.monotonic()}\n")
+            tell()
             time.sleep(DISPATCH_S)
 
         def parked(ids):

@@ -223,10 +223,11 @@ def slow(other):
     """A server whose dispatches take at least 50 ms, and what happened in its engine: (dispatches, ids parked)."""
     with served(other, queue=4) as one:
         engine, parked, count = one.server.engine, [], {"dispatches": 0}
-        real = engine.park
+        real, tell = engine.park, engine.meanwhile
 
         def dispatched():
             count["dispatches"] += 1
+            tell()
             time.sleep(0.05)
 
         def park(ids):
@@ -235,7 +236,7 @@ def slow(other):
 
         engine.meanwhile, engine.park = dispatched, park
         yield one, count, parked
-        engine.meanwhile = None
+        engine.meanwhile = tell
         del engine.park
 
 

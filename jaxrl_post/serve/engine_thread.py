@@ -3,10 +3,14 @@
 Invariant: only this thread touches the engine. Orders of other threads stand in a queue, which is emptied before every
 dispatch: so a cancelled rollout is out of its slot when the next dispatch begins, and new weights sample from there on.
 When a rollout runs is decided here; which tokens it has is not.
+
+What a dispatch settled is told when the next one runs on the device, or at once where none follows. So the event loop
+writes its responses while the host has nothing else to do, and does not hold up the dispatch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -54,13 +58,14 @@ class Work:
 
 
 Told = list[tuple[Work, Piece | Lost]]
+_Ended = tuple[Work, int, Rollout, int]  # the place of a rollout among the requests of its work, and its tokens told
 
 
 class EngineThread:
     """Steps an engine until it is stopped.
 
     Args:
-      post: hands what is told to the event loop. It is called once after a dispatch.
+      post: hands what is told to the event loop. It is called once for a dispatch.
       counted: gets the counters of each dispatch (RowHost.metrics).
       say: gets one line where new weights are refused.
       ended: called when the thread ends, also by an error.
@@ -79,6 +84,9 @@ class EngineThread:
         self._orders: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._live: dict[RolloutId, tuple[Work, int]] = {}
         self._sent: dict[RolloutId, int] = {}
+        self._finished: list[_Ended] = []
+        self._told: Told = []
+        engine.meanwhile = self._tell
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -121,15 +129,17 @@ class EngineThread:
     # ---- in the thread
 
     def _run(self) -> None:
-        try:
+        with contextlib.ExitStack() as end:
+            end.callback(self._ended)
+            end.callback(self._tell)
             while self._obey():
                 self._step()
-        finally:
-            self._ended()
 
     def _obey(self) -> bool:
         """Carries out orders until there is a dispatch to run. Returns False where the thread is to end."""
         while True:
+            if not self._engine.pending:
+                self._tell()
             try:
                 order = self._orders.get(block=not self._engine.pending)
             except queue.Empty:
@@ -155,19 +165,26 @@ class EngineThread:
             del self._live[name], self._sent[name]
 
     def _swap(self, params: Any, version: int) -> None:
+        self._tell()
         try:
             self._engine.swap(params, version)
         except ValueError as error:
             self._say(f"weights of version {version} are not taken: {error}")
 
     def _step(self) -> None:
-        """Runs a dispatch, and tells what it settled."""
-        told: Told = []
-        for rollout in self._engine.step():
+        """Runs a dispatch, and takes over what it settled."""
+        finished = self._engine.step()
+        if self._finished or self._told:  # no dispatch ran
+            self._tell()
+        for rollout in finished:
             work, place = self._live.pop(rollout.id)
-            told.append((work, _piece(place, rollout, self._sent.pop(rollout.id))))
-        told += self._progress()
-        told += self._late()
+            self._finished.append((work, place, rollout, self._sent.pop(rollout.id)))
+        self._told = self._progress() + self._late()
+
+    def _tell(self) -> None:
+        """Tells what the last dispatch settled, once."""
+        told = [(work, _piece(place, rollout, sent)) for work, place, rollout, sent in self._finished] + self._told
+        self._finished, self._told = [], []
         self._counted(self._engine.metrics())
         if told:
             self._post(told)
