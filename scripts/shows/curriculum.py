@@ -26,7 +26,8 @@ LIMIT_S = 1800.0
 SEEDS = (0, 1, 2, 3, 4)
 REWARD = 0.85  # on held-out sums at temperature 1; the demo ends with 0.93
 REWARD_IN = "val-core/sums/acc/mean@4"
-STEPS, EVERY, PER_STEP = 120, 5, 64 * 8
+PIECES = (65, 90, 120)  # steps after which a run ends where it has reached REWARD, and else is resumed
+EVERY, PER_STEP = 5, 64 * 8
 DRAWN = 6400
 SUMS = ("--config.data.size=640",)
 HALF = ("--config.data.sources=['task:sums','task:sorting']", "--config.data.size=320", "--config.eval.data=task:sums")
@@ -118,13 +119,14 @@ def _rollouts(record, seed: int, more: tuple[str, ...]) -> float:
     """Returns the rollouts until REWARD, between two evaluations by a straight line; all of the run if it is not reached."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
-        shared = ("--config.eval.prompts=128", f"--config.eval.every={EVERY}", f"--config.seed={seed}")
-        _run(record, "demo", place, *shared, f"--config.steps={STEPS}", *more)
-        curve = [(row["step"], row[REWARD_IN]) for row in _rows(place) if REWARD_IN in row]
-    for (before, low), (step, high) in itertools.pairwise(curve):
-        if low < REWARD <= high:
-            return PER_STEP * (before + (step - before) * (REWARD - low) / (high - low))
-    return float(PER_STEP * STEPS)
+        shared = ("--config.eval.prompts=128", f"--config.eval.every={EVERY}", f"--config.seed={seed}", *more)
+        for steps in PIECES:
+            _run(record, "demo", place, *shared, f"--config.steps={steps}", *(["--resume"] if place.exists() else []))
+            curve = [(row["step"], row[REWARD_IN]) for row in _rows(place) if REWARD_IN in row]
+            for (before, low), (step, high) in itertools.pairwise(curve):
+                if low < REWARD <= high:
+                    return PER_STEP * (before + (step - before) * (REWARD - low) / (high - low))
+    return float(PER_STEP * PIECES[-1])
 
 
 def _rows(place: Path) -> list[dict]:
