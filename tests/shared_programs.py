@@ -9,6 +9,7 @@ An engine that is made within `on_demand` traces its programs then, and compiles
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import os
@@ -140,7 +141,7 @@ class OnDemand:
         return getattr(self._program, name)
 
 
-_WAITING = [False]
+_ON_DEMAND = contextvars.ContextVar("on_demand", default=False)
 
 
 @contextlib.contextmanager
@@ -148,11 +149,11 @@ def on_demand() -> Iterator[None]:
     """Lets engines that are made within it compile a program when it first runs: most tests run few of them.
 
     It is traced at once, so that a fault which is planted now is in it."""
-    before, _WAITING[0] = _WAITING[0], True
+    before = _ON_DEMAND.set(True)
     try:
         yield
     finally:
-        _WAITING[0] = before
+        _ON_DEMAND.reset(before)
 
 
 @contextlib.contextmanager
@@ -181,10 +182,10 @@ def _shared(shelf: Shelf, name: str, real: Callable) -> Callable:
         settings = (name, self.config, self.mesh, sizes, str(self.dtype), *asked)
 
         def make():
-            with _postponed() if _WAITING[0] else contextlib.nullcontext():
+            with _postponed() if _ON_DEMAND.get() else contextlib.nullcontext():
                 return real(self, *given)
 
-        return shelf.ask((*settings, _WAITING[0]), make)[0]
+        return shelf.ask((*settings, _ON_DEMAND.get()), make)[0]
 
     return program
 

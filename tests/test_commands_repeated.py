@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from resumed_runs import here  # noqa: F401  (a fixture)
 from test_main import go
 from test_main_lending import RUNS as LENT
-from test_main_resume import here  # noqa: F401  (a fixture)
 from test_main_speculation import FLAGS as DRAFTED
 from test_main_speculation import OURS
 from test_main_tail_batching import PARTIAL, VERIFIED

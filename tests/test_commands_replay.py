@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from resumed_runs import here  # noqa: F401  (a fixture)
 from test_main import go
 from test_main_pipeline import FLAGS
-from test_main_resume import here  # noqa: F401  (a fixture)
 
 from jaxrl_post.commands import repeated, replay
 from jaxrl_post.launch import past_run

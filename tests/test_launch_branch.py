@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from resumed_runs import FLAGS, final_state, here, whole_run  # noqa: F401  (a fixture, and its kin)
 from test_main import go
-from test_main_resume import FLAGS, final_state, here, whole_run  # noqa: F401  (a fixture, and its kin)
 
 from jaxrl_post import main as command
 from jaxrl_post.checkpoint import store

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from jax._src.clusters import ClusterEnv, cloud_tpu_cluster
-from test_main_resume import here  # noqa: F401  (a fixture)
+from resumed_runs import here  # noqa: F401  (a fixture)
 
 from jaxrl_post.launch import attempts
 from jaxrl_post.parallel import cluster

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import test_main_resume
+import resumed_runs
 import test_main_stop
+from resumed_runs import FLAGS, STEPS, resume, same_run
 from test_main import go
-from test_main_resume import FLAGS, STEPS, resume, same_run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
@@ -26,7 +26,7 @@ from jaxrl_post.launch import bucket_status, program_cache
 from jaxrl_post.launch.fault_points import Planted
 from jaxrl_post.trainer.learner import Learner
 
-here, whole = test_main_resume.here, test_main_resume.whole  # fixtures
+here, whole = resumed_runs.here, resumed_runs.whole  # fixtures
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 

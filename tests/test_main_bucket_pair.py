@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_main_resume import here, pair
+from resumed_runs import here, pair
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 

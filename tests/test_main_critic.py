@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_main_resume import final_state, here, kill, resume, same_run, whole_run  # noqa: F401  (a fixture, and its kin)
+from resumed_runs import final_state, here, kill, resume, same_run, whole_run  # noqa: F401  (a fixture, and its kin)
 
 from jaxrl_post.checkpoint import store
 from jaxrl_post.models import hf

@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from test_main_resume import here, kill, resume, same_run, whole_run  # noqa: F401  (a fixture, and its kin)
+from resumed_runs import here, kill, resume, same_run, whole_run  # noqa: F401  (a fixture, and its kin)
 
 from jaxrl_post.checkpoint import store
 from jaxrl_post.launch.inputs import tokenizer_files

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from resumed_runs import here, kill, resume, same_run  # noqa: F401  (a fixture, and what it is for)
 from test_main import go
-from test_main_resume import here, kill, resume, same_run  # noqa: F401  (a fixture, and what it is for)
 from test_main_split import WHERE, done
 from test_main_tail_batching import steps_of
 

@@ -8,8 +8,8 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from resumed_runs import FLAGS, final_state, here, kill, resume, same_run, whole_run  # noqa: F401
 from test_main import go
-from test_main_resume import FLAGS, final_state, here, kill, resume, same_run, whole_run  # noqa: F401
 
 from jaxrl_post import main as command
 from jaxrl_post.checkpoint import store

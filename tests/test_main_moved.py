@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
+from resumed_runs import PAIR, ended, final_state, here, pair, resume, whole  # noqa: F401
 from test_main import go
-from test_main_resume import PAIR, ended, final_state, here, pair, resume, whole  # noqa: F401
 
 from jaxrl_post.checkpoint import arrays
 from jaxrl_post.telemetry import metrics

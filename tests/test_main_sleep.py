@@ -4,8 +4,8 @@ import math
 
 import jax
 import pytest
+from resumed_runs import here, kill, resume, same_run, whole_run  # noqa: F401  (a fixture, and its kin)
 from test_main import go
-from test_main_resume import here, kill, resume, same_run, whole_run  # noqa: F401  (a fixture, and its kin)
 from test_main_tail_batching import VERIFIED
 
 from jaxrl_post.checkpoint import store

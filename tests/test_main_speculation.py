@@ -4,9 +4,9 @@ bit, with all that it counted about its drafts."""
 from __future__ import annotations
 
 import pytest
+from resumed_runs import FLAGS as RESUMED
+from resumed_runs import final_state, here, kill, same_run, saved  # noqa: F401  `here` is a fixture
 from test_main import go
-from test_main_resume import FLAGS as RESUMED
-from test_main_resume import final_state, here, kill, same_run, saved  # noqa: F401  `here` is a fixture
 
 from jaxrl_post.checkpoint import store
 from jaxrl_post.engine import row_engine

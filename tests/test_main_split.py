@@ -7,9 +7,9 @@ on what it trains on with shared devices.
 import json
 
 import pytest
+from resumed_runs import here, kill, resume, same_run, saved, whole_run  # noqa: F401  (a fixture, and its kin)
 from test_main import go
 from test_main_pipeline import FLAGS
-from test_main_resume import here, kill, resume, same_run, saved, whole_run  # noqa: F401  (a fixture, and its kin)
 from test_main_tail_batching import steps_of
 
 from jaxrl_post import config

@@ -4,7 +4,7 @@ import signal
 import threading
 
 import pytest
-from test_main_resume import here, resume, same_run, saved, whole
+from resumed_runs import here, resume, same_run, saved, whole
 
 from jaxrl_post import evaluation
 from jaxrl_post.models import hf

@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 import pytest
+from resumed_runs import here, kill, resume, same_run, saved, whole_run  # noqa: F401  (a fixture, and its kin)
 from test_main import go
-from test_main_resume import here, kill, resume, same_run, saved, whole_run  # noqa: F401  (a fixture, and its kin)
 
 from jaxrl_post.checkpoint import store
 from jaxrl_post.telemetry import metrics, rollout_log

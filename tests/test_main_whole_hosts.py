@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from resumed_runs import here  # noqa: F401  (a fixture)
 from test_main_pipeline import FLAGS
-from test_main_resume import here  # noqa: F401  (a fixture)
 
 from jaxrl_post.launch import attempts
 from jaxrl_post.telemetry import metrics, rollout_log

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from resumed_runs import here  # noqa: F401  `here` is a fixture
 from test_main import go
-from test_main_resume import here  # noqa: F401  `here` is a fixture
 from twin_run import Run
 
 from jaxrl_post.sim.twin_inputs import LoggedAnswers, LoggedRewards, lives, stand_ins
