@@ -84,7 +84,9 @@ def run(file: str, arguments: list[str]) -> int:
         told["publishes"] += 1
         told["down"], told["up"] = told["down"] + found.down, told["up"] + found.up
         told["largest"] = max(told["largest"], found.largest)
-        told["weights"] = sum(leaf.nbytes for device in devices for leaf in jax.tree.leaves(device.params))
+        told["weights"] = sum(
+            leaf.size * leaf.dtype.itemsize for device in devices for leaf in jax.tree.leaves(device.params)
+        )
         told["case"], told["links"] = devices[0].case, dict(devices[0].links)
         Path(f"{file}.{jax.process_index()}.json").write_text(json.dumps(told))
         return version

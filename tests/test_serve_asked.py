@@ -89,6 +89,51 @@ def test_a_conversation_as_a_template_takes_it():
 AT_THE_ENGINE = {"model", "stop_token_ids", "prompt", "max_tokens", "n", "messages"}  # where some are found only there
 
 
+NEUTRAL = {
+    "ignore_eos": False,
+    "min_tokens": 0,
+    "repetition_penalty": 1.0,
+    "min_p": 0.0,
+    "skip_special_tokens": True,
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "prompt_logprobs": None,
+    "guided_json": None,
+    "logprobs": False,
+    "response_format": {"type": "text"},
+    "store": True,
+}  # what clients of vLLM send by themselves
+
+
+def test_fields_of_other_servers_may_ask_for_nothing():
+    plain = asked.completion({"prompt": "a", "n": 4})
+    assert asked.completion({"prompt": "a", "n": 4, "best_of": 4} | NEUTRAL) == plain and not plain.logprobs
+    messages = [{"role": "user", "content": "a"}]
+    more = {"modalities": ["text"], "functions": [], "prediction": None, "chat_template_kwargs": {}}
+    assert asked.chat({"messages": messages} | NEUTRAL | more) == asked.chat({"messages": messages})
+    assert asked.completion({"prompt": "a", "max_completion_tokens": 5}).max_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({"ignore_eos": True}, "ignore_eos=True is not served: tokens follow temperature, top_p and top_k alone; leave it out"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty=1.1 is not served: tokens follow"),
+        ({"guided_json": {}}, "guided_json={} is not served: tokens follow"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs=0 is not served: no log-prob of a prompt is computed; leave it out"),
+        ({"logprobs": 1}, "those of other tokens are not; the valid value is 0"),
+        ({"n": 2, "best_of": 3}, "best_of=3 above n=2 is not served"),
+        ({"temprature": 1}, "there is no field 'temprature'; the nearest is 'temperature'"),
+        ({"kv_transfer_params": {}}, "there is no field 'kv_transfer_params'; the documentation lists"),
+        ({"stream_options": {"continuous": True}}, "there is no field 'continuous'; valid are include_usage"),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_why_and_suggests_what_is_near(body, sentence):
+    with pytest.raises(Refusal) as refused:
+        asked.completion({"prompt": "a"} | body)
+    assert sentence in refused.value.sentence
+
+
 @pytest.mark.parametrize(
     "case, named", bad_requests.BAD, ids=[f"{i}-{named}" for i, (_, named) in enumerate(bad_requests.BAD)]
 )

@@ -43,8 +43,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _read(arguments: Sequence[str]) -> argparse.Namespace:
     words = Arguments("serve", str(__doc__), overrides=True)
-    for name in ("--model", "--run", "--token", "--name"):
+    for name in ("--model", "--run", "--name"):
         words.add_argument(name, default="", help=argparse.SUPPRESS)
+    words.add_argument("--token", help=argparse.SUPPRESS)
     words.add_argument("--host", default="127.0.0.1", help=argparse.SUPPRESS)
     words.add_argument("--port", type=whole(0), default=8000, help=argparse.SUPPRESS)
     words.add_argument("--queue", type=whole(0), default=256, help=argparse.SUPPRESS)
@@ -55,6 +56,8 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
     flags = words.read(arguments)
     if not (flags.model or flags.run):
         raise ValueError("serve: say what is served: --model=POLICY or --run=RUN")
+    if flags.token == "":
+        raise ValueError("serve: --token is empty: give one, leave it out for a new one, or give --without-token")
     if flags.token and flags.without_token:
         raise ValueError("serve: --token and --without-token are both given: leave one out")
     listening.check_port("serve", flags.port)
@@ -71,7 +74,7 @@ def _serve(flags: argparse.Namespace) -> int:
     with listening.bound("serve", flags.host, flags.port) as heard:
         from jaxrl_post.serve import server
 
-        token = "" if flags.without_token else listening.token(flags.token)
+        token = "" if flags.without_token else listening.token(flags.token or "")
         policy, version, following = _opened(flags)
         made = server.Server(
             policy,

@@ -7,7 +7,7 @@ pip install 'jaxrl_post[serve]'. docs/tinker.md says which version of the SDK, a
 --folder=FOLDER       of saved weights, named by tinker:// paths; runs/tinker
 --host=ADDRESS        where it listens; 127.0.0.1
 --port=PORT           8000; 0 takes a free one
---key=KEY             that clients send; the variable TINKER_API_KEY, else a new one, which is printed
+--key=KEY             that clients send, beginning with tml-; the variable TINKER_API_KEY, else a new one, which is printed
 --without-key         lets everybody in who reaches the port
 --name=NAME           of the model, as clients call it; the last part of POLICY
 --queue=N             requests that may wait for the devices, before more are refused with 429; 4096
@@ -42,8 +42,8 @@ def main(arguments: Sequence[str]) -> int:
 def _read(arguments: Sequence[str]) -> argparse.Namespace:
     words = Arguments("tinker", str(__doc__), overrides=True)
     words.add_argument("--model", required=True, help=argparse.SUPPRESS)
-    for name in ("--key", "--name"):
-        words.add_argument(name, default="", help=argparse.SUPPRESS)
+    words.add_argument("--key", help=argparse.SUPPRESS)
+    words.add_argument("--name", default="", help=argparse.SUPPRESS)
     words.add_argument("--folder", type=Path, default=Path("runs/tinker"), help=argparse.SUPPRESS)
     words.add_argument("--host", default="127.0.0.1", help=argparse.SUPPRESS)
     words.add_argument("--port", type=whole(0), default=8000, help=argparse.SUPPRESS)
@@ -51,6 +51,8 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
     words.add_argument("--idle", type=number, default=600.0, help=argparse.SUPPRESS)
     words.add_argument("--without-key", action="store_true", help=argparse.SUPPRESS)
     flags = words.read(arguments)
+    if flags.key == "":
+        raise ValueError("tinker: --key is empty: give one, leave it out for a new one, or give --without-key")
     if flags.key and flags.without_key:
         raise ValueError("tinker: --key and --without-key are both given: leave one out")
     if flags.key and not flags.key.startswith(_PREFIX):

@@ -97,7 +97,11 @@ def _count(read: int, over: threading.Event, limit_s: float) -> None:
     if not over.wait(limit_s):
         why = f"stopped where it was, {limit_s:g} s after a signal"
         with leaving(RESTART, why, limit_s=_NOTE_S):
-            print(f"{why}; --resume continues from the newest checkpoint", file=sys.stderr, flush=True)
+            print(
+                f"{why}; --resume continues from the newest checkpoint, else from the start",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 class StopSignal:

@@ -1,7 +1,7 @@
 """What a request asks for: the body of /v1/completions or /v1/chat/completions, read and checked.
 
 Invariant: a field that is not served is refused, unless its value asks for nothing. So no response differs from what
-its body says.
+its body says. Fields that only label a request are passed over.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ _LAW = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "stop"
 }
 _ALONE = "tokens follow temperature, top_p and top_k alone"
 _LIKELIEST = "the sampled token's log-prob is known, those of other tokens are not"
+_TEXTS = "a text has no special tokens and no stop string; return_token_ids=true gives the ids"
 
 
 def _stream_options(name: str, value: Any) -> bool:
@@ -85,14 +86,48 @@ def _tool_choice(name: str, value: Any) -> str:
     return value
 
 
-def _response_format(name: str, value: Any) -> Any:
-    if value != {"type": "text"}:
-        raise Refusal(
-            400, f'{name}={shown(value)} is not served: {_ALONE}; the valid value is {{"type": "text"}}', name
-        )
-    return value
+def _logprobs(name: str, value: Any) -> bool:
+    """Returns whether a completion asks for log-probs. vLLM's clients send false for none."""
+    if value is False:
+        return False
+    fields.only(0, _LIKELIEST, instead="the valid value is 0")(name, value)
+    return True
 
 
+_FORMAT = fields.only({"type": "text"}, _ALONE, instead='the valid value is {"type": "text"}')
+_NEUTRAL: dict[
+    str, tuple[Any, str]
+] = {  # fields of other servers: the value that asks for nothing, and why no other is served
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens"), (0, _ALONE)),
+    **dict.fromkeys(("repetition_penalty", "length_penalty"), (1, _ALONE)),
+    **dict.fromkeys(("ignore_eos", "use_beam_search", "early_stopping"), (False, _ALONE)),
+    **dict.fromkeys(("bad_words", "allowed_token_ids"), ([], _ALONE)),
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), (None, _ALONE)
+    ),
+    "logit_bias": ({}, _ALONE),
+    "prompt_logprobs": (None, "no log-prob of a prompt is computed"),
+    "skip_special_tokens": (True, _TEXTS),
+    "spaces_between_special_tokens": (True, _TEXTS),
+    "include_stop_str_in_output": (False, _TEXTS),
+    "truncate_prompt_tokens": (None, "a prompt is never cut"),
+}
+_TEMPLATE = "the template beside the tokenizer is used as it is"
+_NEUTRAL_IN_CHAT: dict[str, tuple[Any, str]] = {
+    "modalities": (["text"], "texts alone are served"),
+    "audio": (None, "texts alone are served"),
+    "functions": ([], "tools are served in the field tools"),
+    "function_call": ("none", "tools are served in the field tools"),
+    "prediction": (None, _ALONE),
+    "reasoning_effort": (None, _TEMPLATE),
+    "chat_template": (None, _TEMPLATE),
+    "chat_template_kwargs": ({}, _TEMPLATE),
+    "add_generation_prompt": (True, _TEMPLATE),
+    "continue_final_message": (False, _TEMPLATE),
+}
+
+
+_LABELS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 _COMMON: dict[str, fields.Reader] = {
     "model": fields.text,
     "n": fields.whole(1, MOST_SAMPLES),
@@ -107,17 +142,17 @@ _COMMON: dict[str, fields.Reader] = {
     "stream_options": _stream_options,
     "return_token_ids": fields.truth,
     "timeout": fields.number(0.0, LONGEST_S, above=True),
-    "presence_penalty": fields.only(0, _ALONE),
-    "frequency_penalty": fields.only(0, _ALONE),
-    "logit_bias": fields.only({}, _ALONE),
-    **dict.fromkeys(("user", "metadata", "store", "service_tier", "safety_identifier"), fields.anything),
+    "max_completion_tokens": fields.whole(1, _POSITIONS),
+    "response_format": _FORMAT,
+    **dict.fromkeys(_LABELS, fields.anything),
+    **{name: fields.only(*neutral) for name, neutral in _NEUTRAL.items()},
 }
 _COMPLETION: dict[str, fields.Reader] = {
     **_COMMON,
     "prompt": _prompt,
-    "logprobs": fields.only(0, f"{_LIKELIEST}, so logprobs=0 is the valid value"),
+    "logprobs": _logprobs,
     "echo": fields.only(False, "the prompt is no part of a rollout"),
-    "best_of": fields.only(1, "every sample is returned"),
+    "best_of": fields.whole(1, MOST_SAMPLES),
     "suffix": fields.only("", "the policy continues a text and fills no gap"),
 }
 _CHAT: dict[str, fields.Reader] = {
@@ -126,11 +161,9 @@ _CHAT: dict[str, fields.Reader] = {
     "tools": messages.tools,
     "tool_choice": _tool_choice,
     "parallel_tool_calls": fields.only(True, "the policy decides how many calls it writes"),
-    "max_completion_tokens": fields.whole(1, _POSITIONS),
     "logprobs": fields.truth,
     "top_logprobs": fields.only(0, _LIKELIEST),
-    "response_format": _response_format,
-    "prompt_cache_key": fields.anything,
+    **{name: fields.only(*neutral) for name, neutral in _NEUTRAL_IN_CHAT.items()},
 }
 
 
@@ -143,7 +176,12 @@ def completion(body: Mapping[str, Any]) -> Asked:
     given = fields.read(body, _COMPLETION)
     if "prompt" not in given:
         raise Refusal(400, "prompt is missing: give a text, token ids, or a list of these", "prompt")
-    return Asked(prompts=given["prompt"], logprobs="logprobs" in given, **_shared(given))
+    n, best_of = given.get("n", 1), given.get("best_of", 1)
+    if best_of > n:
+        raise Refusal(
+            400, f"best_of={best_of} above n={n} is not served: every sample is returned; leave it out", "best_of"
+        )
+    return Asked(prompts=given["prompt"], logprobs=given.get("logprobs", False), **_shared(given))
 
 
 def chat(body: Mapping[str, Any]) -> Asked:
@@ -155,16 +193,19 @@ def chat(body: Mapping[str, Any]) -> Asked:
     given = fields.read(body, _CHAT)
     if "messages" not in given:
         raise Refusal(400, "messages is missing: give a list of objects with role and content", "messages")
-    both = given.get("max_tokens"), given.get("max_completion_tokens")
-    if None not in both and both[0] != both[1]:
-        raise Refusal(400, f"max_tokens={both[0]} and max_completion_tokens={both[1]} differ: give one", "max_tokens")
-    given["max_tokens"] = both[0] or both[1] or 0
     shown_tools = () if given.get("tool_choice") == "none" else given.get("tools", ())
     return Asked(messages=given["messages"], tools=shown_tools, logprobs=given.get("logprobs", False), **_shared(given))
 
 
 def _shared(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what both kinds of requests have."""
+    """Returns what both kinds of requests have.
+
+    Raises:
+      Refusal: two fields contradict each other.
+    """
+    both = given.get("max_tokens"), given.get("max_completion_tokens")
+    if None not in both and both[0] != both[1]:
+        raise Refusal(400, f"max_tokens={both[0]} and max_completion_tokens={both[1]} differ: give one", "max_tokens")
     law = {ours: given[name] for name, ours in _LAW.items() if name in given}
     if "top_k" in law:
         law["top_k"] = max(law["top_k"], 0)  # vLLM's -1 cuts nothing, too
@@ -173,7 +214,7 @@ def _shared(given: Mapping[str, Any]) -> dict[str, Any]:
         "law": law,
         "n": given.get("n", 1),
         "seed": given.get("seed"),
-        "max_tokens": given.get("max_tokens", 0),
+        "max_tokens": both[0] or both[1] or 0,
         "stream": given.get("stream", False),
         "usage": given.get("stream_options", False),
         "token_ids": given.get("return_token_ids", False),

@@ -14,6 +14,10 @@ from jaxrl_post.serve.refusal import Refusal, wrong
 
 Reader = Callable[[str, Any], Any]
 
+_ALIKE = 0.7  # of two names, from which on one is taken for a slip of the other
+_LONG = 240  # characters of a list of names
+_PAGES = "the documentation lists those that are served"
+
 
 def read(body: Mapping[str, Any], readers: Mapping[str, Reader]) -> dict[str, Any]:
     """Returns the values of the fields that a body gives.
@@ -23,8 +27,10 @@ def read(body: Mapping[str, Any], readers: Mapping[str, Reader]) -> dict[str, An
     """
     for name in body:
         if name not in readers:
-            near = difflib.get_close_matches(name[:100], readers, n=1, cutoff=0.0)
-            raise Refusal(400, f"there is no field {shown(name)}; the nearest is {near[0]!r}", name[:100])
+            near = difflib.get_close_matches(name[:100], readers, n=1, cutoff=_ALIKE)
+            listed = ", ".join(readers)
+            valid = f"the nearest is {near[0]!r}" if near else f"valid are {listed}" if len(listed) < _LONG else _PAGES
+            raise Refusal(400, f"there is no field {shown(name)}; {valid}", name[:100])
     return {name: readers[name](name, value) for name, value in body.items() if value is not None}
 
 
@@ -91,12 +97,14 @@ def ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def only(allowed: Any, why: str) -> Reader:
-    """Returns a reader of a field that is not served. `allowed`: the one value that asks for nothing."""
+def only(allowed: Any, why: str, *, instead: str = "leave it out") -> Reader:
+    """Returns a reader of a field that is not served. `allowed`: the one value that asks for nothing; None: there is none.
+
+    `instead`: what the sentence of a refusal says last."""
 
     def reader(name: str, value: Any) -> Any:
         if value != allowed or isinstance(value, bool) != isinstance(allowed, bool):
-            raise Refusal(400, f"{name}={shown(value)} is not served: {why}; leave it out", name)
+            raise Refusal(400, f"{name}={shown(value)} is not served: {why}; {instead}", name)
         return value
 
     return reader

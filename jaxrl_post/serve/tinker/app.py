@@ -141,7 +141,7 @@ async def _refused(request: Request, refusal: Refusal) -> Response:
 
 
 async def _unrouted(request: Request, wrong: HTTPException) -> Response:
-    sentence = f"{request.method} is not served at {request.url.path[:80]}; docs/tinker.md lists what is"
+    sentence = f"{request.method} is not served at {request.url.path[:80]}; valid are the paths of the Tinker SDK, below {ROOT}"
     return _told({"detail": sentence}, wrong.status_code)
 
 
