@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.mark.parametrize(
     "flags, sentence",
     [
+        (["--model=x", "--token="], "--token is empty: give one, leave it out for a new one, or give --without-token"),
         ([], "say what is served: --model=POLICY or --run=RUN"),
         (["--modle=x"], "nearest is --model"),
         (["--model=x", "--port=70000"], "--port=70000 is above 65535; the nearest valid value is 65535"),

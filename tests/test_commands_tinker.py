@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
         (["--model=x", "--queue=0"], "'0' must be a whole number of at least 1"),
         (["--model=x", "--idle=0"], "--idle=0 must be at least 1 second"),
         (["--model=x", "--key=tml-a", "--without-key"], "--key and --without-key are both given"),
+        (["--model=x", "--key="], "--key is empty: give one, leave it out for a new one, or give --without-key"),
         (["--model=x", "--key=a"], "--key=a must begin with tml-"),
         (["--model=x", "--port=0"], "there is no folder or file x"),
         (["--model=x", "--host=no.such.host.invalid"], "cannot be listened at"),

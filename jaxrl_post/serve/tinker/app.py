@@ -141,7 +141,7 @@ async def _refused(request: Request, refusal: Refusal) -> Response:
 
 
 async def _unrouted(request: Request, wrong: HTTPException) -> Response:
-    sentence = f"{request.method} is not served at {request.url.path[:80]}; valid are the paths of the Tinker SDK, below {ROOT}"
+    sentence = f"{request.method} is not served at {request.url.path[:80]}; valid are the paths below {ROOT} of the SDK that docs/tinker.md names"
     return _told({"detail": sentence}, wrong.status_code)
 
 
