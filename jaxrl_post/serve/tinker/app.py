@@ -141,7 +141,8 @@ async def _refused(request: Request, refusal: Refusal) -> Response:
 
 
 async def _unrouted(request: Request, wrong: HTTPException) -> Response:
-    sentence = f"{request.method} is not served at {request.url.path[:80]}; valid are the paths below {ROOT} of the SDK that docs/tinker.md names"
+    valid = f"the paths below {ROOT} of the SDK that docs/tinker.md names"
+    sentence = f"{request.method} is not served at {request.url.path[:80]}; valid are {valid}"
     return _told({"detail": sentence}, wrong.status_code)
 
 
