@@ -12,9 +12,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from test_main import CONFIG, go
+from test_main import CONFIG, go, write_sums
 
-from jaxrl_post.data.tokenizer import characters
 from jaxrl_post.telemetry import metrics
 
 STEPS = 5
@@ -54,14 +53,7 @@ class Killed(BaseException):
 def here(tmp_path_factory):
     """The run of test_main on 12 prompts, one epoch and a bit, with a reward that says something about every answer."""
     folder = tmp_path_factory.mktemp("resume")
-    characters("0123456789+=").save(folder / "tokenizer")
-    rows = [
-        {"id": f"{a}+{b}", "prompt": f"{a}+{b}=", "data_source": "sums", "reward_model": {"ground_truth": str(a + b)}}
-        for a in range(4)
-        for b in range(4)
-    ]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:12]))
-    (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[12:]))
+    write_sums(folder, 4, 4, trained=12)
     (folder / "reward.py").write_text(REWARD)
     (folder / "toy.py").write_text(CONFIG.format(here=folder).replace("first_digit", "even"))
     return folder

@@ -5,12 +5,11 @@ import shutil
 
 import pytest
 from config_arms import error, given
-from test_main import CONFIG, REWARD
+from test_main import CONFIG, REWARD, write_sums
 from test_sim_trial import LENGTHS, job
 
 from jaxrl_post import config
 from jaxrl_post import main as command
-from jaxrl_post.data.tokenizer import characters
 from jaxrl_post.launch import mode_choice
 from jaxrl_post.sim import settings
 
@@ -136,14 +135,7 @@ def test_options_of_a_mode_are_part_of_the_choice():
 def here(tmp_path_factory):
     """The run of test_main with a mode to be chosen, by a trace with a long tail. It has been run for a period of tail batching."""
     folder = tmp_path_factory.mktemp("auto")
-    characters("0123456789+=").save(folder / "tokenizer")
-    rows = [
-        {"id": f"{a}+{b}", "prompt": f"{a}+{b}=", "data_source": "sums", "reward_model": {"ground_truth": str(a + b)}}
-        for a in range(4)
-        for b in range(5)
-    ]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "eval.jsonl").write_text("")
+    write_sums(folder, 4, 5, trained=20)
     (folder / "reward.py").write_text(REWARD)
     (folder / "toy.py").write_text(CONFIG.format(here=folder))
     records = [{"prompt": str(i), "output_length": 8 if i % 5 == 0 else 1} for i in range(20)]

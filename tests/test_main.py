@@ -52,18 +52,23 @@ def first_digit(data_source, solution_str, ground_truth, extra_info):
 """
 
 
+def write_sums(folder, first, second, *, trained):
+    """Writes a tokenizer and rows of a+b, with a below `first` and b below `second`: some to train on, the others held out."""
+    characters("0123456789+=").save(folder / "tokenizer")
+    rows = [
+        {"id": f"{a}+{b}", "prompt": f"{a}+{b}=", "data_source": "sums", "reward_model": {"ground_truth": str(a + b)}}
+        for a in range(first)
+        for b in range(second)
+    ]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:trained]))
+    (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[trained:]))
+
+
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     """A folder with a config and all that it names: sums of one digit, 90 to train on and 10 held out."""
     folder = tmp_path_factory.mktemp("command")
-    characters("0123456789+=").save(folder / "tokenizer")
-    rows = [
-        {"id": f"{a}+{b}", "prompt": f"{a}+{b}=", "data_source": "sums", "reward_model": {"ground_truth": str(a + b)}}
-        for a in range(10)
-        for b in range(10)
-    ]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:90]))
-    (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[90:]))
+    write_sums(folder, 10, 10, trained=90)
     (folder / "reward.py").write_text(REWARD)
     (folder / "broken.json").write_text('{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": ["a"]}}')
     (folder / "toy.py").write_text(CONFIG.format(here=folder))

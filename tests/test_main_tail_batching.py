@@ -1,5 +1,7 @@
-"""The command with tail batching: a run that is killed and resumed with groups put off ends as the one that was not, and at
-learning rate 0 it trains on the answers of synchronous rounds."""
+"""The command with tail batching. A run that is killed and resumed with groups put off ends as the one that was not.
+
+At learning rate 0 it trains on the rollouts of synchronous rounds.
+"""
 
 import json
 

@@ -91,8 +91,10 @@ def made(**how) -> LoggedAnswers:
 
 
 def test_answers_have_the_lengths_of_their_lives_and_their_ends():
-    """1 and 3 are the tokens that end nothing; a stopped life is known to be longer than it came; the last life of answer 1
-    kept three of its candidates, all of answer 2 were right."""
+    """Tokens 1 and 3 end nothing. A stopped life is known to be longer than it came.
+
+    The last life of answer 1 kept three of its candidates. All candidates of answer 2 were right.
+    """
     answers = made()
     kept = [1, 1, 1, 3, 1, 1, 1]
     for sample, version, tokens in (

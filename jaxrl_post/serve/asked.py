@@ -95,9 +95,8 @@ def _logprobs(name: str, value: Any) -> bool:
 
 
 _FORMAT = fields.only({"type": "text"}, _ALONE, instead='the valid value is {"type": "text"}')
-_NEUTRAL: dict[
-    str, tuple[Any, str]
-] = {  # fields of other servers: the value that asks for nothing, and why no other is served
+# Fields of other servers: the value that asks for nothing, and why no other is served.
+_NEUTRAL: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens"), (0, _ALONE)),
     **dict.fromkeys(("repetition_penalty", "length_penalty"), (1, _ALONE)),
     **dict.fromkeys(("ignore_eos", "use_beam_search", "early_stopping"), (False, _ALONE)),

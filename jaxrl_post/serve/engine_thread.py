@@ -58,7 +58,7 @@ class Work:
 
 
 Told = list[tuple[Work, Piece | Lost]]
-_Ended = tuple[Work, int, Rollout, int]  # the place of a rollout among the requests of its work, and its tokens told
+_Settled = tuple[Work, int, Rollout, int]  # the place of a rollout among the requests of its work, and its tokens told
 
 
 class EngineThread:
@@ -84,7 +84,7 @@ class EngineThread:
         self._orders: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._live: dict[RolloutId, tuple[Work, int]] = {}
         self._sent: dict[RolloutId, int] = {}
-        self._finished: list[_Ended] = []
+        self._finished: list[_Settled] = []
         self._told: Told = []
         engine.meanwhile = self._tell
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

@@ -16,7 +16,6 @@ Reader = Callable[[str, Any], Any]
 
 _ALIKE = 0.7  # of two names, from which on one is taken for a slip of the other
 _LONG = 240  # characters of a list of names
-_PAGES = "the documentation lists those that are served"
 
 
 def read(body: Mapping[str, Any], readers: Mapping[str, Reader]) -> dict[str, Any]:
@@ -27,11 +26,17 @@ def read(body: Mapping[str, Any], readers: Mapping[str, Reader]) -> dict[str, An
     """
     for name in body:
         if name not in readers:
-            near = difflib.get_close_matches(name[:100], readers, n=1, cutoff=_ALIKE)
-            listed = ", ".join(readers)
-            valid = f"the nearest is {near[0]!r}" if near else f"valid are {listed}" if len(listed) < _LONG else _PAGES
-            raise Refusal(400, f"there is no field {shown(name)}; {valid}", name[:100])
+            raise Refusal(400, f"there is no field {shown(name)}; {_instead(name[:100], readers)}", name[:100])
     return {name: readers[name](name, value) for name, value in body.items() if value is not None}
+
+
+def _instead(name: str, readers: Mapping[str, Reader]) -> str:
+    """Returns which field was meant, or which there are."""
+    near = difflib.get_close_matches(name, readers, n=1, cutoff=_ALIKE)
+    if near:
+        return f"the nearest is {near[0]!r}"
+    listed = ", ".join(readers)
+    return f"valid are {listed}" if len(listed) < _LONG else "the documentation lists those that are served"
 
 
 def text(name: str, value: Any) -> str:
