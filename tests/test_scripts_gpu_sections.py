@@ -28,6 +28,7 @@ from gpu import (  # noqa: E402
     rl_config,
     rl_reward,
     rl_runs,
+    row_bits,
     swap,
     timing,
     training,
@@ -36,9 +37,11 @@ from gpu import (  # noqa: E402
 from gpu.part import Part  # noqa: E402
 
 from jaxrl_post.config import resolve  # noqa: E402
-from jaxrl_post.kernels import flash_gpu  # noqa: E402
+from jaxrl_post.kernels import attention, flash_gpu, verify  # noqa: E402
 from jaxrl_post.models import decoder  # noqa: E402
 from jaxrl_post.models.presets import PRESETS  # noqa: E402
+from jaxrl_post.telemetry.rollout_log import RolloutLog  # noqa: E402
+from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId  # noqa: E402
 
 MODEL = decoder.ModelConfig(
     vocab_size=1100, embed=16, layers=2, heads=2, kv_heads=1, head_dim=8, ffw=16, max_length=512, tied=True
@@ -135,6 +138,7 @@ def test_what_a_run_left(tmp_path):
             "critic/score/mean": step / 10,
             "off_policy/max": step % 3,
             "off_policy/mean": 0.5,
+            "actor/grad_norm": 0.25,
         }
         | ({} if took is None else {"timing_s/step": took, "perf/throughput": 100.0 * took})
         for step, took in enumerate((50.0, 2.0, None, 3.0, 1.0), 1)
@@ -149,6 +153,30 @@ def test_what_a_run_left(tmp_path):
     assert told["staleness"] == 2 and told["reward_before"] == 0.1 and abs(told["reward_after"] - 0.4) < 1e-12
     (tmp_path / "policy" / "model.safetensors").write_bytes(b"Weights")
     assert rl_runs.left_by(tmp_path)["policy"] != told["policy"]
+
+
+def test_rollouts_that_differ_are_counted_by_step(tmp_path):
+    def rollout(sample: int, **changes) -> Rollout:
+        given = dict(tokens=[1, 2], sampled=[True] * 2, logprobs=[-1.0] * 2, entropies=[0.5] * 2, versions=[0] * 2)
+        name, prompt = RolloutId(0, "train", 0, "a", sample), Prompt(id="a", tokens=np.array([5]))
+        more = dict(drafted=[False] * 2, finish=Finish.LENGTH, start_clock=0, finish_clock=1)
+        return Rollout(id=name, prompt=prompt, **given | more | changes)
+
+    def leave(name: str, *steps: tuple[Rollout, ...]) -> Path:
+        log = RolloutLog(tmp_path / name / "rollouts")
+        for step, rollouts in enumerate(steps, 1):
+            scores = dict(rewards=[0.0] * len(rollouts), scored=[True] * len(rollouts))
+            log.write(step, [Group(prompt=rollouts[0].prompt, rollouts=rollouts, **scores)])
+        return tmp_path / name
+
+    one = leave("one", (rollout(0), rollout(1)), (rollout(0), rollout(1)))
+    other = leave(
+        "other",
+        (rollout(0), rollout(1, clocks=[7, 7], drafted=[True] * 2)),
+        (rollout(0, tokens=[1, 3], logprobs=[-1.0, -2.0]), rollout(1, logprobs=[-1.0, -1.0 - 2**-20])),
+    )
+    assert rl_runs.differences(one, one) == {"tokens": [0, 0], "logprobs": [0, 0], "entropies": [0, 0]}
+    assert rl_runs.differences(one, other) == {"tokens": [0, 1], "logprobs": [0, 2], "entropies": [0, 0]}
 
 
 def test_a_hash_tells_pieces_apart():
@@ -188,6 +216,33 @@ def test_comparisons_and_times_of_the_engines_kernels():
     told = part.figures["verify_sample.4_rows"]
     assert told["floor_ms"] == 1e3 * 4 * 4 * 1100 / 1e9
     np.testing.assert_allclose(told["share_of_bandwidth"], told["floor_ms"] / told["ms"])
+
+
+@pytest.mark.extended
+def test_bits_of_rows_at_other_places(monkeypatch):
+    monkeypatch.setattr(row_bits, "CONTEXTS", (12, 68))
+    part = fresh()
+    row_bits.everywhere(part, {"x": MODEL}, (4, 8))
+    assert part.ok and len(part.bounds) == 6 + 2 + 2 and len(part.figures) == 6 * 2 + 2 + 2 * 2
+
+
+@pytest.mark.extended
+def test_bits_that_depend_on_other_rows_are_seen(monkeypatch):
+    monkeypatch.setattr(row_bits, "CONTEXTS", (12,))
+    right, drawn = attention.attention, verify.verify_sample
+
+    def leaking(q, *given, **how):
+        return right(q, *given, **how) + jnp.mean(q)
+
+    def moved(logits, *given):
+        return drawn(logits * (1 + 0.001 * jnp.arange(len(logits)))[:, None], *given)
+
+    monkeypatch.setattr(attention, "attention", leaking)
+    monkeypatch.setattr(verify, "verify_sample", moved)
+    part = fresh()
+    row_bits.attending(part, "x", MODEL)
+    row_bits.sampling(part, "x", MODEL.vocab_size, 4, 8)
+    assert part.bounds and not any(bound["ok"] for bound in part.bounds.values())
 
 
 def leaks(monkeypatch):
@@ -333,6 +388,7 @@ def test_three_runs_by_the_command(monkeypatch):
     assert part.ok and set(part.bounds) == {
         "rl.reward_gain",
         "rl.num_drafted",
+        "rl.steps_that_train",
         "rl.policy_equal_with_drafts",
         "rl.first_rollouts_equal_with_drafts",
         "rl.rollouts_equal_with_drafts",

@@ -10,7 +10,19 @@ import os
 import sys
 from pathlib import Path
 
-from gpu import decoding, device, drawing, equality, options, packed_rows, paged_attention, rl_runs, swap, training
+from gpu import (
+    decoding,
+    device,
+    drawing,
+    equality,
+    options,
+    packed_rows,
+    paged_attention,
+    rl_runs,
+    row_bits,
+    swap,
+    training,
+)
 from gpu.part import Part
 
 from jaxrl_post.launch import compile_guard
@@ -20,6 +32,7 @@ RUN = {
     "sampling": drawing.against_reference,
     "paged_attention": paged_attention.against_reference,
     "packed_rows": packed_rows.against_reference,
+    "row_bits": row_bits.everywhere,
     "equality": equality.candidates,
     "decode_1_5b": decoding.of_1_5b,
     "decode_7b": decoding.of_7b,

@@ -24,7 +24,7 @@ def get_config():
     c.sampling.max_tokens = 96
     c.scheduler.prompts, c.scheduler.group_size = 16, 8
 
-    c.optimizer.lr = 3e-4
+    c.optimizer.lr = 3e-5  # ten times as much reaches a reward of 1 in two steps, and then nothing is trained
     c.batch.rows, c.batch.tokens = 8, 1024
 
     c.data.train, c.data.size = "task:sums", 64

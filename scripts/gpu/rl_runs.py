@@ -40,6 +40,7 @@ PIPELINED = (
     "algorithm.prox_logp_method=loglinear",
     "algorithm.rollout_is=token",
 )
+COMPARED = ("tokens", "logprobs", "entropies")
 LIMIT_S = 300.0  # of one run; the section's own limit comes first
 
 
@@ -50,10 +51,12 @@ def same_bits(part: Part, preset: str = PRESET, more: Sequence[str] = ()) -> Non
             arm(part, Path(folder), preset, name, (*more, *settings))
             for name, settings in (("sync", ()), ("drafted", DRAFTS))
         )
+        part.figure("rl.that_differ_with_drafts", differences(Path(folder) / "sync", Path(folder) / "drafted"))
     for name, found in (("sync", plain), ("drafted", drafted)):
         part.figure(f"rl.{name}", found)
     part.figure("rl.reward_gain", plain["reward_after"] - plain["reward_before"], at_least=GAIN)
     part.figure("rl.num_drafted", drafted["num_drafted"], at_least=1)
+    part.figure("rl.steps_that_train", sum(norm > 0 for norm in plain["grad_norms"]), at_least=plain["num_steps"] / 2)
     for what in ("first_rollouts", "rollouts", "policy"):  # if the first ones alone are equal, the learner differs
         part.figure(f"rl.{what}_equal_with_drafts", plain[what] == drafted[what], equals=True)
     target = REACHED * plain["reward_after"]
@@ -99,6 +102,8 @@ def left_by(place: Path) -> dict[str, Any]:
         "step_s": seconds[0],
         "seconds": seconds,
         "rewards": rewards,
+        "grad_norms": [row["actor/grad_norm"] for row in rows],
+        "num_steps": len(rows),
         "reward_before": rewards[0],
         "reward_after": statistics.mean(rewards[-WINDOW:]),
         "trained_tokens_per_s": _median(rows[1:], "perf/throughput"),
@@ -118,13 +123,24 @@ def _median(rows: Sequence[dict], name: str) -> float | None:
     return statistics.median(found) if found else None
 
 
+def differences(one: Path, other: Path) -> dict[str, list[int]]:
+    """Returns, for each step of two runs, how many rollouts differ in tokens, in log-probs and in entropies."""
+    out: dict[str, list[int]] = {name: [] for name in COMPARED}
+    for pair in zip(*(sorted((place / "rollouts").glob("step_*.npz")) for place in (one, other))):
+        first, second = ({r.id: r for group in rollout_log.read(file) for r in group.rollouts} for file in pair)
+        for name, counts in out.items():
+            same = (getattr(r, name).tobytes() == getattr(second[id], name).tobytes() for id, r in first.items())
+            counts.append(len(first) - sum(same))
+    return out
+
+
 def _bits(files: Sequence[Path]) -> Iterable[bytes]:
     """Everything about the rollouts of these files but when their tokens came."""
     for file in files:
         for group in rollout_log.read(file):
             for one in group.rollouts:
                 yield str((tuple(one.id), one.finish.name)).encode()
-                yield from (x.tobytes() for x in (one.tokens, one.logprobs, one.entropies))
+                yield from (getattr(one, name).tobytes() for name in COMPARED)
 
 
 def digest(pieces: Iterable[bytes]) -> str:
