@@ -8,8 +8,8 @@
 #
 # You see the reward rise, rollouts before and after, where the time went, and that the fast modes change no token.
 #
-# Honest limits: every figure of the project comes from CPUs, a simulator or compilers. It has never run on a GPU or TPU,
-# and this notebook has never run on Colab's own machines.
+# Honest limits: the project has run on CPUs and on one GPU, never on a TPU. This notebook has run on CPUs alone, and never on
+# Colab's own machines.
 
 # %% [markdown]
 # ## Install

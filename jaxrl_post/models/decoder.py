@@ -60,9 +60,10 @@ class Decoder(nnx.Module):
         noise: Any,
         dtype: Any,
         how: layer_loop.LayerLoop,
+        rows: Callable,
     ):
         with jax.named_scope("embed"):
-            h = jnp.asarray(self.embed[...])[tokens].astype(dtype)
+            h = rows(jnp.asarray(self.embed[...]), tokens, dtype)
             h = h if noise is None else h + noise.astype(dtype)
             if self.config.embed_scale != 1.0:
                 h = h * jnp.asarray(self.config.embed_scale, dtype)
@@ -187,6 +188,7 @@ def hidden(
     scan: bool = False,
     row_major: bool = False,
     paired: bool = False,
+    rows: Callable | None = None,
 ) -> tuple[Float[Array, "*rows D"], Any]:
     """Returns the last layer's normed output, and the cache after all calls of `attend`.
 
@@ -202,11 +204,16 @@ def hidden(
       remat: compute a layer again in the backward pass, from what `policy` keeps (layer_loop.POLICIES).
       scan: stack the weights of all layers and loop over them. Then `attend` gets a traced number of the layer.
       row_major, paired: how the stacked weights lie in memory, and which share a product (layer_loop.LayerLoop).
+      rows: (embed [V, D], tokens, dtype) -> [*rows, D]. None: `embed[tokens]`, with XLA's own gradient.
     """
     graph, _ = _skeleton(config)
     kept = policy if remat else None
     how = layer_loop.LayerLoop(scan=scan, row_major=row_major, paired=paired, policy=kept)
-    return nnx.merge(graph, params).hidden(tokens, positions, attend, cache, noise, dtype, how)
+    return nnx.merge(graph, params).hidden(tokens, positions, attend, cache, noise, dtype, how, rows or _rows)
+
+
+def _rows(embed: Float[Array, "V D"], tokens: Int[Array, "*rows"], dtype: Any) -> Float[Array, "*rows D"]:
+    return embed[tokens].astype(dtype)
 
 
 def logits(params: dict, config: ModelConfig, h: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:

@@ -25,7 +25,7 @@ from jaxrl_post.algorithms.ratios import log_ratio
 from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
 from jaxrl_post.models import decoder, layer_loop, lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.trainer import attention, embedding_noise, split_head
+from jaxrl_post.trainer import attention, embedding_gradient, embedding_noise, split_head
 from jaxrl_post.trainer.optimizer import Optimizer
 from jaxrl_post.trainer.packing import Batch
 from jaxrl_post.trainer.state import TrainState
@@ -41,6 +41,7 @@ class Recipe:
     - row_major, paired: how the stacked layers lie in memory, and which of their products are one (models/layer_loop.py)
     - split: the head is split over fsdp x tensor, where that is more than one device
     - sums: dtype of the gradient sums; float32 stands for that of the weights
+    - embed: rows of the embedding with a gradient of their own (trainer/embedding_gradient.py), or None for XLA's
     - attention: the device's kernel for packed rows (trainer/attention.py), or None for the jnp form
     - teacher: the recipe of the teacher that the loss compares with, or None
     """
@@ -57,6 +58,7 @@ class Recipe:
     split: bool
     sums: Any
     mesh: jax.sharding.Mesh
+    embed: Callable | None = None
     attention: Callable | None = None
     teacher: Recipe | None = None
 
@@ -99,6 +101,7 @@ def recipe(
         split=on(batch.split_head, platform),
         sums=jnp.dtype(optimizer.sums_dtype),
         mesh=mesh,
+        embed=embedding_gradient.for_platform(mesh),
         attention=attention,
     )
 
@@ -166,6 +169,7 @@ def hidden(params: Any, model: decoder.ModelConfig, batch: Batch, recipe: Recipe
         scan=recipe.scan,
         row_major=recipe.row_major,
         paired=recipe.paired,
+        rows=recipe.embed,
     )
     return jax.lax.with_sharding_constraint(h.reshape(B, T, -1), recipe.rows)
 

@@ -8,6 +8,7 @@ of this process, and scripts/shows/compile.py judges them. Bytes and FLOPs are c
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import time
 from pathlib import Path
@@ -156,12 +157,19 @@ def test_step(step, table):
     )
     table(f"train {step}", step.where, **row)
     assert not found.unknown
+    assert there.chip.platform != "gpu" or not added_in_any_order(made.as_text())
     assert not head, "a collective in the loop over chunks has the vocabulary's size"
     assert max((one.bytes for one in chunked(found)), default=0) <= LOOP_MIB * MIB
     assert moved <= MOVED_GIB * GIB
     assert found.flops() <= USEFUL * share
     assert used["total"] + kept <= there.chip.memory
     assert step.temp_mib is None or used["temp"] <= step.temp_mib * MIB
+
+
+def added_in_any_order(text: str) -> list[str]:
+    """Returns the lines by which a GPU adds fractions to one place with atomic operations, in any order."""
+    fractions = re.compile(r"= b?f\d+\[[\d,]*\]\S* scatter\(")
+    return [line for line in text.splitlines() if fractions.search(line) and "unique_indices=true" not in line]
 
 
 def chunked(found) -> list:
@@ -192,6 +200,7 @@ def test_other_gpus(capability, table):
     text = program.lower(*shapes).compile().as_text()
     table(f"train {step}", f"sm_{capability.replace('.', '')}", seconds=round(time.process_time() - begun, 1))
     assert ("flash_forward" in text) == (capability != "7.5")
+    assert not added_in_any_order(text)
 
 
 @pytest.mark.parametrize("where, mesh", [("v5e-16", (1, 16, 1)), ("8xh100", (1, 8, 1))])

@@ -19,12 +19,12 @@ LETTERS = ALPHABET + string.ascii_letters[: 64 - len(ALPHABET)]
 
 
 def write(place: Path, model: decoder.ModelConfig) -> None:
-    """Writes weights in bfloat16."""
+    """Writes weights in float32, so that a run's policy is written with every bit that was trained."""
     words = tokenizer.characters(LETTERS)
     with tempfile.TemporaryDirectory() as folder:
         words.save(Path(folder) / "words")
         files = sorted((Path(folder) / "words").iterdir())
-        how = dict(dtype="bfloat16", tokenizer_files=files, eos_ids=words.eos_ids, bos_id=words.bos_id)
+        how = dict(dtype="float32", tokenizer_files=files, eos_ids=words.eos_ids, bos_id=words.bos_id)
         hf.save(place, model, decoder.init(model, 0), **how)
 
 

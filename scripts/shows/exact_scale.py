@@ -1,7 +1,8 @@
 """What makes a run of billions of weights small changes no gradient and no token.
 
-Train step: scanned layers, split head, remat policies, and the kernels of packed rows, run without their devices. Each
-form is compared with the plain one, layers written out, the whole head and jnp attention, per leaf in relative 2-norm.
+Train step: scanned layers, split head, remat policies, and the kernels of packed rows, run without their devices. Also
+the embedding's gradient as it adds up on GPUs. Each form is compared with the plain one, per leaf in relative 2-norm:
+layers written out, the whole head, jnp attention, and XLA's own gradient.
 The forms are compared inside the whole learner, on one device and on eight, in x64 and in float32. The TPU's kernel
 knows no x64. A model with two kinds of windows and rotations is compared in the decoder alone. Sums in bfloat16 are
 reported, and must be near.
@@ -56,6 +57,7 @@ def show(record) -> None:
         _layers(record, name, dtype, bound)
         _heads(record, name, dtype, bound)
         _kernels(record, name, dtype, bound)
+        _embeddings(record, name, dtype, bound)
     _sums(record)
     _planted(record)
     for part, (tests, expected) in ENGINE.items():
@@ -120,6 +122,23 @@ def _kernels(record, name: str, dtype, bound: float) -> None:
         for where, how in (("", {}), ("_eight_scanned", EIGHT | SCANNED | dict(remat=True))):
             found = arms.gradient(groups, dtype, tokens=128, attention=kernel, **how)
             record.figure(f"{name}_learner_{form}{where}", arms.worst(found, plain), at_most=bound)
+
+
+def _embeddings(record, name: str, dtype, bound: float) -> None:
+    """Compares whole learners whose embedding's gradient adds up in order, as on GPUs, on one device and on eight."""
+    import gradient_arms as arms
+    import made_groups
+    import pytest
+
+    from jaxrl_post.trainer import embedding_gradient
+
+    groups = made_groups.groups()
+    plain = arms.gradient(groups, dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedding_gradient, "for_platform", embedding_gradient.in_order)
+        for where, how in (("", {}), ("_eight_scanned", EIGHT | SCANNED | dict(remat=True))):
+            far = arms.worst(arms.gradient(groups, dtype, **how), plain)
+            record.figure(f"{name}_learner_embedding_in_order{where}", far, at_most=bound)
 
 
 def _tests(record, part: str, tests: tuple[str, ...], expected: int) -> None:
