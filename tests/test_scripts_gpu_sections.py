@@ -30,6 +30,7 @@ from gpu import (  # noqa: E402
     rl_runs,
     row_bits,
     swap,
+    timeline,
     timing,
     training,
     weights,
@@ -181,6 +182,17 @@ def test_rollouts_that_differ_are_counted_by_step(tmp_path):
 
 def test_a_hash_tells_pieces_apart():
     assert len({rl_runs.digest(pieces) for pieces in ([b"ab"], [b"a", b"b"], [b"ab", b""], [])}) == 4
+
+
+def test_a_timeline_by_hand():
+    """Two streams: 0 to 3 and 2 to 4, then nothing until 6."""
+    told = [("dot_3", 0.0, 3.0), ("add_1", 2.0, 2.0), ("dot_12.1", 6.0, 1.0)]
+    found = timeline.summary([timeline.Event(*one) for one in told], turns=2)
+    assert (found["launches"], found["busy_ms"], found["idle_ms"]) == (1.5, 2.5, 1.0)
+    assert found["kernels"] == [
+        {"name": "dot", "launches": 1.0, "ms": 2.0},
+        {"name": "add", "launches": 0.5, "ms": 1.0},
+    ]
 
 
 def test_the_reward_of_the_runs():
@@ -342,6 +354,25 @@ def test_another_gradient_is_seen(monkeypatch):
 
 def _scaled(tree, number):
     return jax.tree.map(lambda x: x * np.float32(number), tree)
+
+
+@quick
+@pytest.mark.extended
+def test_timelines_of_both(monkeypatch):
+    """The threads of XLA:CPU stand for the streams of a device."""
+    right = timeline.recorded
+    with pytest.raises(RuntimeError, match="saw nothing on /device:GPU"):
+        right(lambda: jnp.ones(2) + 1)
+    monkeypatch.setattr(timeline, "recorded", lambda run: right(run, "/host:CPU", "tf_XLA"))
+    for name, value in (("DECODED", ((2, 70),)), ("TOKENS", 64)):
+        monkeypatch.setattr(timeline, name, value)
+    monkeypatch.setattr(training, "ROWS", {64: 2})
+    monkeypatch.setattr(training, "PROMPT", 8)
+    part = fresh()
+    timeline.of_both(part, MODEL, "tiny")
+    assert [*part.figures] == ["timeline.decode.tiny.batch_2_context_70", "timeline.train.tiny.64_tokens"]
+    for told in part.figures.values():
+        assert told["busy_ms"] > 0 and 0 < len(told["kernels"]) <= timeline.KERNELS
 
 
 @pytest.mark.extended

@@ -296,6 +296,11 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec((DATA, FSDP)))
 
 
+def embedded_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of [tokens, D] on the way from rows over data x fsdp to D over fsdp: tokens over data alone."""
+    return NamedSharding(mesh, PartitionSpec(DATA, FSDP))
+
+
 def heads_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of the learner's [B, T, N or K, H]: rows over data x fsdp, heads over tensor."""
     return NamedSharding(mesh, PartitionSpec((DATA, FSDP), None, TENSOR))

@@ -29,7 +29,7 @@ def in_order(mesh: jax.sharding.Mesh) -> Callable:
 
     Every device adds up all tokens for its own part of D, so that the vocabulary never crosses devices."""
     axes = {"tokens": (None,), "parts": (None, "embed"), "table": ("vocab", "embed")}
-    homes, of_tokens = meshes.param_shardings(mesh, axes, "learner"), meshes.batch_sharding(mesh)
+    homes = meshes.param_shardings(mesh, axes, "learner")
     put = jax.lax.with_sharding_constraint
 
     def rows(table: Float[Array, "V D"], tokens: Int[Array, " N"], dtype: Any) -> Float[Array, "N D"]:
@@ -38,8 +38,8 @@ def in_order(mesh: jax.sharding.Mesh) -> Callable:
             return table[tokens].astype(dtype)
 
         def backward(tokens, slopes):
-            slopes = put(slopes, of_tokens)  # so that the sharding of the sums does not reach the layers
-            slopes = put(slopes, homes["parts"]).astype(table.dtype)
+            slopes = put(slopes, meshes.batch_sharding(mesh))  # so that the sums' sharding does not reach the layers
+            slopes = put(put(slopes, meshes.embedded_sharding(mesh)), homes["parts"]).astype(table.dtype)
             return put(sums(put(tokens, homes["tokens"]), slopes, table.shape[0]), homes["table"]), None
 
         look_up.defvjp(lambda table, tokens: (look_up(table, tokens), tokens), backward)

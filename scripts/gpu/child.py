@@ -21,6 +21,7 @@ from gpu import (
     rl_runs,
     row_bits,
     swap,
+    timeline,
     training,
 )
 from gpu.part import Part
@@ -38,6 +39,7 @@ RUN = {
     "decode_7b": decoding.of_7b,
     "train": training.steps,
     "swap": swap.cast,
+    "timeline": timeline.of_both,
     "rl_same_bits": rl_runs.same_bits,
     "rl_pipelined": rl_runs.pipelined,
     "packed_rows_times": packed_rows.times,

@@ -35,6 +35,7 @@ SECTIONS = (
     Section(name="swap", needs_s=45, limit_s=180, after="device"),
     Section(name="rl_same_bits", needs_s=150, limit_s=360),
     Section(name="rl_pipelined", needs_s=60, limit_s=240, after="rl_same_bits"),
+    Section(name="timeline", needs_s=60, limit_s=240),
     Section(name="decode_7b", needs_s=60, limit_s=240, after="device"),
     Section(name="packed_rows_times", needs_s=20, limit_s=120),
     Section(name="sampling_times", needs_s=20, limit_s=90, after="device"),
