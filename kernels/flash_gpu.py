@@ -27,9 +27,40 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_post.kernels.pallas_triton import pl, triton
 
-BLOCK = 64  # queries or keys of a block: accumulators of two blocks of 128 numbers fit into registers
 NEEDS = "bfloat16 or float16, heads of 64 or 128, and rows of a multiple of 64 tokens"
 BIG_NEGATIVE = -1e30
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program of a kernel takes at a time.
+
+    - queries, keys: of the two blocks that it multiplies
+    - warps, stages: that compute it, and that load ahead
+    """
+
+    queries: int
+    keys: int
+    warps: int = 4
+    stages: int = 2
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tile of each kernel: forward, and backward by queries and by keys."""
+
+    forward: Tile
+    by_queries: Tile
+    by_keys: Tile
+
+
+def square(size: int) -> Tiles:
+    """Returns tiles whose blocks all have `size` queries or keys."""
+    return Tiles(*(Tile(size, size),) * 3)
+
+
+BLOCK = 64  # accumulators of two blocks of 128 numbers fit into registers
+TILES = square(BLOCK)
 
 
 def serves(dtype: Any, heads: int, kv_heads: int, head_dim: int, tokens: int) -> bool:
@@ -44,7 +75,7 @@ class _How:
     scale: float
     window: int | None
     soft_cap: float | None
-    block: int
+    tiles: Tiles
     saved: str
     interpret: bool
 
@@ -67,7 +98,7 @@ def attention(
     window: int | None,
     soft_cap: float | None,
     saved: str = "attended",
-    block: int = BLOCK,
+    tiles: Tiles = TILES,
     interpret: bool = False,
 ) -> Float[Array, "B T N H"]:
     """Returns causal attention inside the segments of packed rows.
@@ -75,9 +106,10 @@ def attention(
     Args:
       window: a query sees its own position and the window - 1 before it.
       saved: name under which a remat policy may keep the output and the log of the mass.
+      tiles: their sizes must divide T.
       interpret: True runs without a device, in any dtype.
     """
-    how = _How(scale, window, soft_cap, block, saved, interpret)
+    how = _How(scale, window, soft_cap, tiles, saved, interpret)
     return _attention(how, q, k, v, *stretches(segment_ids, window))
 
 
@@ -127,19 +159,19 @@ def _product(a: Array, b: Array) -> Array:
     return jnp.dot(a, b, preferred_element_type=_wide(a), precision=exact)
 
 
-def _call(how: _How, kernel: Any, grid: tuple, given: list, made: Any, name: str) -> Any:
+def _call(how: _How, tile: Tile, kernel: Any, grid: tuple, given: list, made: Any, name: str) -> Any:
     specs = [spec for spec, _ in given]
     shapes, outs = (
         jax.tree.map(lambda pair: pair[1], made, is_leaf=_is_pair),
         jax.tree.map(lambda pair: pair[0], made, is_leaf=_is_pair),
     )
     return pl.pallas_call(
-        functools.partial(kernel, how),
+        functools.partial(kernel, how, tile),
         grid=grid,
         in_specs=specs,
         out_specs=outs,
         out_shape=shapes,
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        compiler_params=triton.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
         interpret=how.interpret,
         name=name,
     )(*(array for _, array in given))
@@ -149,9 +181,9 @@ def _is_pair(x: Any) -> bool:
     return isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], pl.BlockSpec)
 
 
-def _specs(how: _How, q: Array, k: Array) -> dict[str, pl.BlockSpec]:
+def _specs(tile: Tile, q: Array, k: Array) -> dict[str, pl.BlockSpec]:
     """Returns what a block of the grid (block of tokens, row, query head) sees."""
-    T, H, group, size = q.shape[1], q.shape[3], q.shape[2] // k.shape[2], how.block
+    T, H, group, size = q.shape[1], q.shape[3], q.shape[2] // k.shape[2], tile.queries
     return {
         "queries": pl.BlockSpec((None, size, None, H), lambda i, b, n: (b, i, n, 0)),
         "keys": pl.BlockSpec((None, T, None, H), lambda i, b, n: (b, 0, n // group, 0)),
@@ -162,39 +194,39 @@ def _specs(how: _How, q: Array, k: Array) -> dict[str, pl.BlockSpec]:
 
 def _forward(how: _How, q: Array, k: Array, v: Array, first: Array) -> tuple[Array, Array]:
     """Returns the output, and [B, N, T] the log of each query's mass."""
-    B, T, N, _ = q.shape
-    at = _specs(how, q, k)
+    (B, T, N, _), tile = q.shape, how.tiles.forward
+    at = _specs(tile, q, k)
     given = [(at["queries"], q), (at["keys"], k), (at["keys"], v), (at["row"], first)]
     mass = (at["numbers"], jax.ShapeDtypeStruct((B, N, T), _wide(q)))
     made = ((at["queries"], jax.ShapeDtypeStruct(q.shape, q.dtype)), mass)
-    return _call(how, _forward_kernel, (T // how.block, B, N), given, made, "flash_forward")
+    return _call(how, tile, _forward_kernel, (T // tile.queries, B, N), given, made, "flash_forward")
 
 
 def _by_queries(how: _How, q, k, v, first, slope, mass, dot) -> Array:
-    B, T, N, _ = q.shape
-    at = _specs(how, q, k)
+    (B, T, N, _), tile = q.shape, how.tiles.by_queries
+    at = _specs(tile, q, k)
     given = [(at["queries"], q), (at["keys"], k), (at["keys"], v), (at["row"], first)]
     given += [(at["queries"], slope), (at["numbers"], mass), (at["numbers"], dot)]
     made = (at["queries"], jax.ShapeDtypeStruct(q.shape, q.dtype))
-    return _call(how, _queries_kernel, (T // how.block, B, N), given, made, "flash_backward_queries")
+    return _call(how, tile, _queries_kernel, (T // tile.queries, B, N), given, made, "flash_backward_queries")
 
 
 def _by_keys(how: _How, q, k, v, first, last, slope, mass, dot) -> tuple[Array, Array]:
-    (B, T, N, H), K, size = q.shape, k.shape[2], how.block
-    keys = pl.BlockSpec((None, size, None, H), lambda j, b, h: (b, j, h, 0))
+    (B, T, N, H), K, tile = q.shape, k.shape[2], how.tiles.by_keys
+    keys = pl.BlockSpec((None, tile.keys, None, H), lambda j, b, h: (b, j, h, 0))
     queries = pl.BlockSpec((None, T, N // K, H), lambda j, b, h: (b, 0, h, 0))
     numbers = pl.BlockSpec((None, N // K, T), lambda j, b, h: (b, h, 0))
     row = pl.BlockSpec((None, T), lambda j, b, h: (b, 0))
     given = [(queries, q), (keys, k), (keys, v), (row, first), (row, last)]
     given += [(queries, slope), (numbers, mass), (numbers, dot)]
     made = tuple((keys, jax.ShapeDtypeStruct(x.shape, x.dtype)) for x in (k, v))
-    return _call(how, _keys_kernel, (T // size, B, K), given, made, "flash_backward_keys")
+    return _call(how, tile, _keys_kernel, (T // tile.keys, B, K), given, made, "flash_backward_keys")
 
 
-def _seen(how: _How, queries: Any, keys: Any, first: Array) -> Array:
+def _seen(tile: Tile, queries: Any, keys: Any, first: Array) -> Array:
     """Returns bool[queries, keys] of two blocks, by their numbers and the first key of each query."""
-    own = queries * how.block + jnp.arange(how.block)
-    other = keys * how.block + jnp.arange(how.block)
+    own = queries * tile.queries + jnp.arange(tile.queries)
+    other = keys * tile.keys + jnp.arange(tile.keys)
     return (other[None, :] >= first[:, None]) & (other[None, :] <= own[:, None])
 
 
@@ -202,15 +234,22 @@ def _block_of(position: Array, size: int) -> Array:
     return lax.div(position, jnp.asarray(size, position.dtype))
 
 
-def _forward_kernel(how: _How, q_ref, k_ref, v_ref, first_ref, out_ref, mass_ref):
-    size, number = how.block, pl.program_id(0)
+def _keys_of(tile: Tile, number: Any, first_ref: Any) -> tuple[Array, Array]:
+    """Returns the first block of keys that a block of queries sees, and the one behind the last."""
+    begin = number * tile.queries
+    return _block_of(first_ref[begin], tile.keys), _block_of(begin + tile.queries - 1, tile.keys) + 1
+
+
+def _forward_kernel(how: _How, tile: Tile, q_ref, k_ref, v_ref, first_ref, out_ref, mass_ref):
+    size, number = tile.queries, pl.program_id(0)
     q, first = q_ref[...], first_ref[pl.ds(number * size, size)]
     wide = _wide(q)
 
     def walk(j, carry):
         peak, mass, out = carry
-        k, v = k_ref[pl.ds(j * size, size), :], v_ref[pl.ds(j * size, size), :]
-        seen = _seen(how, number, j, first)
+        some = pl.ds(j * tile.keys, tile.keys)
+        k, v = k_ref[some, :], v_ref[some, :]
+        seen = _seen(tile, number, j, first)
         scores = jnp.where(seen, how.scores(q, k)[0], BIG_NEGATIVE)
         high = jnp.maximum(peak, jnp.max(scores, axis=1))
         weights = jnp.where(seen, jnp.exp(scores - high[:, None]), 0.0)
@@ -219,8 +258,7 @@ def _forward_kernel(how: _How, q_ref, k_ref, v_ref, first_ref, out_ref, mass_ref
         return high, mass * shrink + jnp.sum(weights, axis=1), out * shrink[:, None] + mixed
 
     start = (jnp.full((size,), BIG_NEGATIVE, wide), jnp.zeros((size,), wide), jnp.zeros(q.shape, wide))
-    begin = _block_of(first_ref[number * size], size)
-    peak, mass, out = lax.fori_loop(begin, number + 1, walk, start)
+    peak, mass, out = lax.fori_loop(*_keys_of(tile, number, first_ref), walk, start)
     out_ref[...] = (out / mass[:, None]).astype(out_ref.dtype)
     mass_ref[...] = peak + jnp.log(mass)
 
@@ -232,36 +270,40 @@ def _back(how: _How, q, k, v, slope, mass, dot, seen) -> tuple[Array, Array]:
     return weights, weights * (_product(slope, v.T) - dot[:, None]) * bend
 
 
-def _queries_kernel(how: _How, q_ref, k_ref, v_ref, first_ref, slope_ref, mass_ref, dot_ref, made_ref):
-    size, number = how.block, pl.program_id(0)
+def _queries_kernel(how: _How, tile: Tile, q_ref, k_ref, v_ref, first_ref, slope_ref, mass_ref, dot_ref, made_ref):
+    size, number = tile.queries, pl.program_id(0)
     q, slope, mass, dot = q_ref[...], slope_ref[...], mass_ref[...], dot_ref[...]
     first = first_ref[pl.ds(number * size, size)]
 
     def walk(j, made):
-        k, v = k_ref[pl.ds(j * size, size), :], v_ref[pl.ds(j * size, size), :]
-        _, products = _back(how, q, k, v, slope, mass, dot, _seen(how, number, j, first))
+        some = pl.ds(j * tile.keys, tile.keys)
+        k, v = k_ref[some, :], v_ref[some, :]
+        _, products = _back(how, q, k, v, slope, mass, dot, _seen(tile, number, j, first))
         return made + _product(products.astype(k.dtype), k)
 
-    begin = _block_of(first_ref[number * size], size)
-    made_ref[...] = lax.fori_loop(begin, number + 1, walk, jnp.zeros(q.shape, _wide(q))).astype(made_ref.dtype)
+    made = lax.fori_loop(*_keys_of(tile, number, first_ref), walk, jnp.zeros(q.shape, _wide(q)))
+    made_ref[...] = made.astype(made_ref.dtype)
 
 
-def _keys_kernel(how: _How, q_ref, k_ref, v_ref, first_ref, last_ref, slope_ref, mass_ref, dot_ref, dk_ref, dv_ref):
-    size, number = how.block, pl.program_id(0)
+def _keys_kernel(
+    how: _How, tile: Tile, q_ref, k_ref, v_ref, first_ref, last_ref, slope_ref, mass_ref, dot_ref, dk_ref, dv_ref
+):
+    size, number = tile.queries, pl.program_id(0)
     k, v = k_ref[...], v_ref[...]
-    end = _block_of(last_ref[number * size + size - 1], size) + 1
+    begin = number * tile.keys
+    end = _block_of(last_ref[begin + tile.keys - 1], size) + 1
 
     def head(n, carry):
         def walk(i, carry):
             dk, dv = carry
             some = pl.ds(i * size, size)
             q, slope, first = q_ref[some, n, :], slope_ref[some, n, :], first_ref[some]
-            seen = _seen(how, i, number, first)
+            seen = _seen(tile, i, number, first)
             weights, products = _back(how, q, k, v, slope, mass_ref[n, some], dot_ref[n, some], seen)
             dv = dv + _product(weights.astype(q.dtype).T, slope)
             return dk + _product(products.astype(q.dtype).T, q), dv
 
-        return lax.fori_loop(number, end, walk, carry)
+        return lax.fori_loop(_block_of(begin, size), end, walk, carry)
 
     nothing = jnp.zeros(k.shape, _wide(k))
     dk, dv = lax.fori_loop(0, q_ref.shape[1], head, (nothing, nothing))

@@ -13,7 +13,7 @@ from jaxrl_post.trainer import attention
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 EXACT, SINGLE, SEEN = 1e-12, 5e-6, 1e-2
-GPU = functools.partial(flash_gpu.attention, block=16, interpret=True)
+GPU = functools.partial(flash_gpu.attention, tiles=flash_gpu.square(16), interpret=True)
 TPU = functools.partial(flash_tpu.attention, interpret=True)
 TOKENS = {GPU: 64, TPU: 256}
 CASES = [dict(window=None, soft_cap=None), dict(window=21, soft_cap=None), dict(window=None, soft_cap=1.5)]
@@ -54,6 +54,15 @@ def far(found, expected):
 
 def test_the_gpu_kernel():
     assert far(results(GPU, 48, **BOTH), results(reference, 48, **BOTH)) <= SINGLE
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("how", [CASES[0], BOTH], ids=str)
+@pytest.mark.parametrize("sizes", [((16, 8), (8, 32), (32, 16)), ((8, 32), (32, 8), (16, 32))], ids=str)
+def test_tiles_whose_sides_differ(sizes, how):
+    tiles = flash_gpu.Tiles(*(flash_gpu.Tile(*size) for size in sizes))
+    form = functools.partial(flash_gpu.attention, tiles=tiles, interpret=True)
+    assert far(results(form, 64, **how), results(reference, 64, **how)) <= SINGLE
 
 
 @pytest.mark.extended

@@ -47,7 +47,7 @@ from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId  # noqa: 
 MODEL = decoder.ModelConfig(
     vocab_size=1100, embed=16, layers=2, heads=2, kv_heads=1, head_dim=8, ffw=16, max_length=512, tied=True
 )
-KERNEL = functools.partial(flash_gpu.attention, interpret=True, block=16)
+KERNEL = functools.partial(flash_gpu.attention, interpret=True, tiles=flash_gpu.square(16))
 SMALL = dict(kernel=KERNEL, lengths=(32,), heads=(4, 2, 16))
 quick = pytest.mark.usefixtures("quick_compilation")
 
@@ -303,6 +303,15 @@ def test_times_of_packed_rows_and_of_another_library_beside():
     options.cudnn(part, implementation="xla", **SMALL)
     assert part.figures["packed_rows.32_tokens_4_segments"]["reference"]["with_backward_ms"] > 0
     assert max(part.figures["cudnn.32_tokens"]["difference"].values()) < packed_rows.FAR
+
+
+@quick
+@pytest.mark.extended
+def test_times_of_other_tiles():
+    part, sizes = fresh(), {"forward": ((8, 16),), "by_keys": ((16, 8), (32, 16))}
+    packed_rows.tiles(part, sizes, 32, (4, 2, 16), flash_gpu.square(16), interpret=True)
+    ends = "forward.8x16_ms", "by_keys.16x8_ms", "by_keys.32x16_ms"
+    assert [*part.figures] == [f"packed_rows.tiles.{end}" for end in ends] and min(part.figures.values()) > 0
 
 
 @quick

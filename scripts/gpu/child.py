@@ -43,6 +43,7 @@ RUN = {
     "rl_same_bits": rl_runs.same_bits,
     "rl_pipelined": rl_runs.pipelined,
     "packed_rows_times": packed_rows.times,
+    "packed_rows_tiles": packed_rows.tiles,
     "sampling_times": drawing.times,
     "cudnn": options.cudnn,
     "transformer_engine": options.transformer_engine,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,12 @@ CASES = {"plain": dict(window=None, soft_cap=None), "window": dict(window=150, s
 SHAPES = ((2, 1024, 12, 2, 128), (2, 512, 14, 2, 64))  # rows, tokens, query heads, key-value heads, numbers of each
 LENGTHS = (4096, 8192)
 HEADS = (28, 4, 128)
+# Sides, warps and stages that the compiler takes for heads of 128 without spilling a register, beside those of a run.
+CANDIDATES = {
+    "forward": ((128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 4, 3)),
+    "by_queries": ((128, 64, 8, 2), (64, 64, 4, 3), (64, 128, 8, 2), (128, 128, 8, 2)),
+    "by_keys": ((64, 64, 8, 2), (128, 64, 8, 2), (64, 64, 4, 1)),
+}
 
 
 def inputs(rows: int, tokens: int, heads: int, kv_heads: int, width: int) -> list[jax.Array]:
@@ -101,6 +108,22 @@ def times(part: Part, kernel: Callable = flash_gpu.attention, lengths: Sequence 
                 given = inputs(1, tokens, *heads)
                 ids = jnp.repeat(jnp.arange(1, count + 1, dtype=jnp.int32), tokens // count)[None]
                 part.figure(key, timed(kernel, given, ids) | {"reference": timed(attention.blocks, given, ids)})
+
+
+def tiles(
+    part: Part, candidates: Mapping = CANDIDATES, tokens: int = LENGTHS[0], heads=HEADS, base=flash_gpu.TILES, **how
+) -> None:
+    """Times one row of one segment with other tiles of one kernel: forward alone, or with backward.
+
+    Those of a run are `packed_rows.4096_tokens_1_segments`."""
+    given, ids = inputs(1, tokens, *heads), jnp.ones((1, tokens), jnp.int32)
+    for kernel, sizes in candidates.items():
+        for size in sizes:
+            key = f"packed_rows.tiles.{kernel}.{'x'.join(map(str, size))}_ms"
+            if part.wants(key, 12.0):
+                made = dataclasses.replace(base, **{kernel: flash_gpu.Tile(*size)})
+                form = functools.partial(flash_gpu.attention, tiles=made, **how)
+                part.figure(key, timed(form, given, ids)["forward_ms" if kernel == "forward" else "with_backward_ms"])
 
 
 def timed(form: Callable, given: list[jax.Array], ids: jax.Array) -> dict[str, float | None]:

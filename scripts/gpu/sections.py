@@ -38,6 +38,7 @@ SECTIONS = (
     Section(name="timeline", needs_s=60, limit_s=240),
     Section(name="decode_7b", needs_s=60, limit_s=240, after="device"),
     Section(name="packed_rows_times", needs_s=20, limit_s=120),
+    Section(name="packed_rows_tiles", needs_s=20, limit_s=240),
     Section(name="sampling_times", needs_s=20, limit_s=90, after="device"),
     Section(name="cudnn", needs_s=15, limit_s=90, option=True),
     Section(name="transformer_engine", needs_s=15, limit_s=90, option=True),

@@ -115,7 +115,7 @@ def _kernels(record, name: str, dtype, bound: float) -> None:
 
     groups = made_groups.groups()
     plain = arms.gradient(groups, dtype, tokens=128)
-    forms = {"flash": functools.partial(flash_gpu.attention, block=16, interpret=True)}
+    forms = {"flash": functools.partial(flash_gpu.attention, tiles=flash_gpu.square(16), interpret=True)}
     if name == "f32":
         forms["splash"] = functools.partial(flash_tpu.attention, interpret=True)
     for form, kernel in forms.items():
