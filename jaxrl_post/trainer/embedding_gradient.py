@@ -63,7 +63,8 @@ def sums(tokens: Int[Array, " N"], slopes: Float[Array, "N D"], vocab: int) -> F
         return added + jnp.where(same[:, None], added[nearest], 0)
 
     added = jax.lax.fori_loop(0, (tokens.size - 1).bit_length(), add, slopes[order])
-    # The other places go to ids of their own behind the vocabulary, and are dropped.
+    # The other places go to ids of their own behind the vocabulary, and are dropped. They are added to zeros and not set,
+    # so that XLA adds to the head's gradient at once where both are one matrix.
     last = jnp.append(tokens[1:] != tokens[:-1], True)
     ids = jnp.where(last, tokens, vocab + places)
-    return jnp.zeros((vocab, slopes.shape[1]), slopes.dtype).at[ids].set(added, mode="drop", unique_indices=True)
+    return jnp.zeros((vocab, slopes.shape[1]), slopes.dtype).at[ids].add(added, mode="drop", unique_indices=True)
