@@ -1,5 +1,7 @@
 """Everything that only a GPU can show, in one command of under ten minutes: `python scripts/gpu_check.py [--json FILE]`.
 
+`--only NAME,NAME` runs some sections. What they wait for (`after`) must have finished, or be among them.
+
 Sections (scripts/gpu/sections.py) run one after another, each in a process of its own: what is promised first, then
 decoding, training, swaps and runs, then long sweeps. A section that raises, crashes or hangs is named in `failed` with
 the end of what it wrote, and the others still run. What time does not reach is named in `not_reached`.
@@ -230,9 +232,18 @@ def settings() -> None:
 def main(argv: list[str], table: Sequence[Section] = SECTIONS, child: Path = CHILD) -> int:
     parser = argparse.ArgumentParser(description="Checks and times kernels, engine, learner and runs on a GPU.")
     parser.add_argument("--json", type=Path, default=ROOT / "scripts" / "results" / "gpu-check.json")
+    parser.add_argument(
+        "--only", default="", help="names of sections, with commas between; the others stay as they are"
+    )
     parser.add_argument("--seconds", type=float, default=DEADLINE_S, help="after which nothing runs any more")
     options = parser.parse_args(argv)
     began = time.monotonic()
+    names = [name for name in options.only.split(",") if name] or [section.name for section in table]
+    if unknown := set(names) - {section.name for section in table}:
+        parser.error(
+            f"--only: there is no section {', '.join(sorted(unknown))}; all are {', '.join(s.name for s in table)}"
+        )
+    chosen = [section for section in table if section.name in names]
     settings()
     seen = device.ask(ROOT)
     refusal = device.why_not(seen)
@@ -241,7 +252,7 @@ def main(argv: list[str], table: Sequence[Section] = SECTIONS, child: Path = CHI
         return 2
     report = Report(options.json, ["python", "scripts/gpu_check.py", *argv], seen, table)
     report.write()
-    check(report, table, options.seconds - (time.monotonic() - began), child)
+    check(report, chosen, options.seconds - (time.monotonic() - began), child)
     print(report.record.table(), flush=True)
     return 0 if report.record.ok else 1
 

@@ -67,10 +67,12 @@ def call(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sources, "closure", lambda root, start: ["scripts/gpu_check.py"])  # all of them take seconds
 
-    def run(*table, seconds=60.0, seen=SEEN):
+    def run(*table, seconds=60.0, seen=SEEN, only=""):
         monkeypatch.setattr(device, "ask", lambda root: seen)
         file = tmp_path / "x.json"
-        code = gpu_check.main([f"--json={file}", f"--seconds={seconds}"], table, tmp_path / "child.py")
+        code = gpu_check.main(
+            [f"--json={file}", f"--seconds={seconds}", f"--only={only}"], table, tmp_path / "child.py"
+        )
         return code, json.loads(file.read_text())
 
     return run
@@ -150,6 +152,17 @@ def test_a_hang_is_ended_with_all_that_it_started(call, tmp_path):
 def test_a_section_that_the_end_of_the_call_cuts_is_no_failure(call, tmp_path):
     code, told = call(section("hang"), section("good", needs_s=2.0), seconds=6.0)
     assert code == 0 and told["figures"]["not_reached"] == ["hang.more", "good"] and told["figures"]["hang.some"] == 1
+
+
+def test_some_sections_alone(call, tmp_path, capsys):
+    table = section("good"), section("low"), section("hang")
+    code, told = call(*table, only="good")
+    assert code == 0 and told["figures"]["not_reached"] == ["low", "hang"] and calls(tmp_path) == ["good"]
+    code, told = call(*table, only="low,good")
+    assert code == 1 and told["figures"]["not_reached"] == ["hang"] and calls(tmp_path) == ["good", "low"]
+    with pytest.raises(SystemExit) as ended:
+        call(*table, only="good,lwo")
+    assert ended.value.code == 2 and "there is no section lwo; all are good, low, hang" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
