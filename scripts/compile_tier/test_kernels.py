@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +18,15 @@ import jax.numpy as jnp
 import pytest
 from targets import TARGETS, memory
 
-from jaxrl_post.kernels import attention, thresholds, verify
+from jaxrl_post.kernels import attention, flash_gpu, thresholds, verify
 from jaxrl_post.parallel import mesh as meshes
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from gpu.packed_rows import CANDIDATES, both
 
 MIB = 1 << 20
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+SPILLING = "xla_gpu_fail_ptx_compilation_on_register_spilling"
 REGISTERS = re.compile(r"Used (\d+) registers")
 
 
@@ -137,6 +143,21 @@ def test_kernel(name, target, table, monkeypatch, tmp_path):
     assert chip.call in compiled.as_text(), "the reference was compiled, not the kernel"
     assert used["temp"] <= kernel.bound and used["total"] <= chip.hbm
     assert not chips["spill_bytes"]
+
+
+@pytest.mark.parametrize("kernel, size", [(kernel, size) for kernel, sizes in CANDIDATES.items() for size in sizes])
+def test_tiles_that_gpu_check_times(kernel, size):
+    """The compiler fails where a register is spilled. Shapes are those of a layer of Qwen2.5-7B."""
+    tiles = dataclasses.replace(flash_gpu.TILES, **{kernel: flash_gpu.Tile(*size)})
+    form = functools.partial(flash_gpu.attention, scale=128**-0.5, window=None, soft_cap=None, tiles=tiles)
+    mesh = TARGETS["sm_90"].mesh(TARGETS["sm_90"].one)
+    q, k, ids = (
+        jax.ShapeDtypeStruct((1, 4096, *rest), dtype, sharding=meshes.replicated(mesh))
+        for rest, dtype in (((28, 128), jnp.bfloat16), ((4, 128), jnp.bfloat16), ((), jnp.int32))
+    )
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        made = jax.jit(both(form)).lower(q, k, k, q, ids)
+        assert "flash_backward_keys" in made.compile({SPILLING: True}).as_text()
 
 
 def resources(folder: Path) -> dict[str, int]:

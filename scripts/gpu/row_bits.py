@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from gpu import drawing, packed_rows, paged_attention
 from gpu.part import Part
 
@@ -62,9 +61,9 @@ def attending(part: Part, name: str, m: ModelConfig) -> None:
     run = jax.jit(functools.partial(attention.attention, scale=m.head_dim**-0.5, window=None, soft_cap=None))
     for context in CONTEXTS:
         rows = rows._replace(position=jnp.tile(jnp.arange(context - each, context, dtype=jnp.int32), SLOTS))
-        together = np.asarray(run(q, cache, rows).astype(jnp.float32))
+        together = run(q, cache, rows)
         same = [
-            np.array_equal(together[row::each], np.asarray(run(*_every(q, cache, rows, row, each)).astype(jnp.float32)))
+            packed_rows.same_bits([together[row::each]], [run(*_every(q, cache, rows, row, each))])
             for row in range(each)
         ]
         part.figure(f"row_bits.{name}.attention_of_{context}_equal_alone", all(same), equals=True)

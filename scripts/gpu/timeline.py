@@ -33,6 +33,10 @@ class Event(NamedTuple):
     start: float
     took: float
 
+    @property
+    def end(self) -> float:
+        return self.start + self.took
+
 
 def of_both(part: Part, model: ModelConfig = PRESETS[PRESET], preset: str = PRESET) -> None:
     """Records one dispatch of decoding at each size, and one optimizer step."""
@@ -93,19 +97,20 @@ def summary(events: Sequence[Event], turns: int) -> dict[str, Any]:
     kernels: dict[str, list[float]] = {}
     for event in events:
         kernels.setdefault(re.sub(r"([._]\d+)+$", "", event.name), []).append(event.took)
+    busy, span = _covered(events), max(e.end for e in events) - min(e.start for e in events)
     longest = sorted(kernels.items(), key=lambda item: -sum(item[1]))[:KERNELS]
     return {
         "launches": len(events) / turns,
-        "busy_ms": _covered(events) / turns,
-        "idle_ms": (max(e.start + e.took for e in events) - min(e.start for e in events) - _covered(events)) / turns,
+        "busy_ms": busy / turns,
+        "idle_ms": (span - busy) / turns,
         "kernels": [{"name": name, "launches": len(took) / turns, "ms": sum(took) / turns} for name, took in longest],
     }
 
 
 def _covered(events: Sequence[Event]) -> float:
     """Returns the milliseconds in which at least one event runs."""
-    sum, end = 0.0, float("-inf")
+    covered, end = 0.0, float("-inf")
     for event in sorted(events, key=lambda one: one.start):
-        sum += max(0.0, event.start + event.took - max(event.start, end))
-        end = max(end, event.start + event.took)
-    return sum
+        covered += max(0.0, event.end - max(event.start, end))
+        end = max(end, event.end)
+    return covered
