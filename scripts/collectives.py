@@ -1,7 +1,8 @@
 """Counts the collectives of a compiled program from its text: kind, shape, bytes, how often, and in which loops.
 
 Bytes are those of the result on one device; of a reduce-scatter, of what goes in. `compiled_text` says how often a line
-runs.
+runs. XLA:TPU writes a collective that runs beside other work into each of the fusions that it runs through. It counts
+where it begins.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 import compiled_text
-from compiled_text import Array, Run
+from compiled_text import Array, Computation, Instruction, Run
 
+BEGINS = "AsyncCollectiveStart"  # the custom call that begins one of several fusions
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 
 
@@ -37,12 +39,19 @@ class Collective:
 def count(text: str) -> tuple[list[Collective], list[str]]:
     """Returns every collective that the program runs, and the loops whose number of turns is unknown."""
     program = compiled_text.read(text)
-    found = []
+    found, begun = [], set()
     for run in program.runs():
         for one in (run, *program.within(run)):
-            if kind := kind_of(one.line.operation):
+            kind, itself = kind_of(one.line.operation), (one.line.channel, one.loops)
+            if kind and itself not in begun:
                 found.append(Collective(kind, moved(one), one.turns, one.loops))
+                begun |= {itself} if begins(one.inside, one.line) else set()
     return found, program.unknown
+
+
+def begins(inside: Computation, line: Instruction) -> bool:
+    """Returns whether a collective begins here and goes on in later fusions."""
+    return any(one.target == BEGINS and line.name in one.operands for one in inside.lines)
 
 
 def kind_of(operation: str) -> str:

@@ -77,6 +77,18 @@ class Instruction:
         return found[1] if found else ""
 
     @property
+    def channel(self) -> str:
+        """Of a collective, or nothing."""
+        found = re.search(r"\bchannel_id=(\d+)", self.rest)
+        return found[1] if found else ""
+
+    @cached_property
+    def aliased(self) -> frozenset[int]:
+        """Numbers of the results that take the place of an operand in memory; of a lone result, 0."""
+        told = re.search(r"output_to_operand_aliasing=\{((?:\{\d*\}: \(\d+, \{\}\)(?:, )?)+)\}", self.rest)
+        return frozenset(int(at or 0) for at in re.findall(r"\{(\d*)\}: \(", told[1])) if told else frozenset()
+
+    @property
     def target(self) -> str:
         """Of a custom call."""
         found = re.search(r'custom_call_target="([^"]*)"', self.rest)

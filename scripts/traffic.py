@@ -23,7 +23,7 @@ Kernel = Callable[[Sequence[Array], Sequence[Array]], tuple[float, float]]  # op
 FREE = {"parameter", "constant", "bitcast", "get-tuple-element", "tuple", "while", "conditional", "call", "after-all"}
 FREE |= {"partition-id", "replica-id", "opt-barrier", "optimization-barrier", "iota", "domain", "add-dependency"}
 FREE_CALLS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding", "SPMDFullToShardShape"}
-ASYNC_CALLS = {"AsyncCollectiveStart", "AsyncCollectiveDone"}  # the collective beside them counts
+ASYNC_CALLS = {collectives.BEGINS, "AsyncCollectiveDone"}  # the collective beside them counts
 SLICES = ("dynamic-slice", "slice", "gather")
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # what changes a part in place: which operand holds the new part
 
@@ -154,7 +154,7 @@ def _moved(program: Program, run: Run) -> float:
         return _copied(line.arrays[0 if line.operation == "copy-start" else 1], given[0].arrays[0])
     body = next((program.computations[name] for name in line.called if name in program.computations), None)
     if body is not None and line.operation in ("fusion", "fusion-start", "async-start"):
-        return _fused(body, given, line.arrays)
+        return _fused(body, given, line)
     if line.operation in UPDATES:
         return 2.0 * _near(given[UPDATES[line.operation]].arrays[0])
     if line.operation in SLICES:
@@ -177,25 +177,47 @@ def _copied(made: Array, given: Array) -> float:
     return float(made.bytes * ((not made.place) + (not given.place)))
 
 
-def _fused(body: Computation, given: Sequence[Instruction], made: Sequence[Array]) -> float:
+def _fused(body: Computation, given: Sequence[Instruction], fusion: Instruction) -> float:
     """Returns the bytes of a fusion: of each argument the parts that it takes, of each result the part that it changes."""
     numbers = {line.name: int(line.rest.split(")")[0]) for line in body.lines if line.operation == "parameter"}
+    free = _passed(body, fusion)
     size = 0.0
     for name, number in numbers.items():
         if number < len(given):
-            size += sum(_taken(body, name, array) for array in given[number].arrays)
-    roots = body.given(body.root) if body.root.operation == "tuple" else [body.root]
+            size += sum(_taken(body, name, array, free) for array in given[number].arrays)
+    roots, made = _roots(body), fusion.arrays
     places = made if len(made) == len(roots) else [array for root in roots for array in root.arrays[:1]]
-    return size + sum(_changed(body, root) for root, array in zip(roots, places, strict=False) if not array.place)
+    written = (root for root, array in zip(roots, places, strict=False) if not array.place and root.name not in free)
+    return size + sum(_changed(body, root) for root in written)
 
 
-def _taken(body: Computation, name: str, array: Array) -> float:
-    """Returns the bytes of an argument that a fusion reads."""
+def _roots(body: Computation) -> list[Instruction]:
+    """Returns the lines that make a fusion's results; of a collective that begins here, its own line."""
+    if body.root.operation == "tuple" or body.root.target == collectives.BEGINS:
+        return body.given(body.root)
+    return [body.root]
+
+
+def _passed(body: Computation, fusion: Instruction) -> set[str]:
+    """Returns the lines that move nothing: what hands arguments on in their places, and collectives begun elsewhere."""
+    calls = [line for line in body.lines if line.target in ASYNC_CALLS]
+    if body.root in calls and body.root.target == collectives.BEGINS:
+        return {body.root.name}
+    kept = [line for at, line in enumerate(_roots(body)) if at in fusion.aliased]
+    ends = [line for call in calls for line in body.given(call)]
+    going = {line.name for line in (*kept, *ends) if collectives.kind_of(line.operation)}
+    return going | {line.name for line in kept if line.operation == "parameter"} | {line.name for line in calls}
+
+
+def _taken(body: Computation, name: str, array: Array, free: set[str]) -> float:
+    """Returns the bytes of an argument that a fusion reads. Lines that are `free` read nothing."""
     size, left = 0.0, [name]
     while left and not array.place:
         own = left.pop()
-        for line in (line for line in body.lines if own in line.operands):
+        for line in (line for line in body.lines if own in line.operands and line.name not in free):
             first = line.operands[0] == own
+            if line is body.root and line.operation == "tuple" and own in free:
+                continue
             if line.operation == "bitcast":
                 left.append(line.name)
             elif line.operation in SLICES and first:

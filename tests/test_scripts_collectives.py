@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import collectives
+import traffic
 
 TEXT = """
 %add (a: f32[], b: f32[]) -> f32[] {
@@ -38,6 +39,92 @@ ENTRY %main (p: f32[16,22]) -> f32[16,22] {
   ROOT %w = f32[16,22]{1,0} while(%d), condition=%c, body=%outer, backend_config={"known_trip_count":{"n":"5"}}
 }
 """
+
+
+# As XLA:TPU writes one all-gather that begins in a fusion, runs beside a product, and ends in a third fusion; `%other`
+# has the same channel in another loop, and runs alone.
+PLACES = "output_to_operand_aliasing={{1}: (0, {}), {2}: (1, {}), {3}: (1, {}), {4}: (2, {})}, "
+MADE = "(f32[16,2]{1,0}, bf16[1,8]{1,0:S(1)}, bf16[4,8]{1,0}, bf16[4,8]{1,0}, u32[]{:S(2)})"
+BESIDE = """
+%start (s: bf16[1,8]) -> (bf16[1,8], bf16[4,8], u32[]) {
+  %s = bf16[1,8]{1,0:S(1)} parameter(0)
+  %ag.0 = bf16[4,8]{1,0} all-gather(%s), channel_id=7, dimensions={0}
+  ROOT %c.0 = (bf16[1,8]{1,0:S(1)}, bf16[4,8]{1,0}, u32[]{:S(2)}) custom-call(%ag.0), custom_call_target="AsyncCollectiveStart"
+}
+
+%beside (s: bf16[1,8], w: bf16[4,8], f: u32[], x: bf16[16,4], y: bf16[4,2]) -> (f32[16,2], bf16[1,8], bf16[4,8], bf16[4,8], u32[]) {
+  %s = bf16[1,8]{1,0:S(1)} parameter(0)
+  %w = bf16[4,8]{1,0} parameter(1)
+  %f = u32[]{:S(2)} parameter(2)
+  %x = bf16[16,4]{1,0} parameter(3)
+  %y = bf16[4,2]{1,0} parameter(4)
+  %ag.1 = bf16[4,8]{1,0} all-gather(%s), channel_id=7, dimensions={0}
+  %xy = f32[16,2]{1,0} dot(%x, %y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %t = @MADE@ tuple(%xy, %s, %w, %ag.1, %f)
+}
+
+%done (s: bf16[1,8], w: bf16[4,8], f: u32[]) -> bf16[4,8] {
+  %s = bf16[1,8]{1,0:S(1)} parameter(0)
+  %w = bf16[4,8]{1,0} parameter(1)
+  %f = u32[]{:S(2)} parameter(2)
+  %ag.2 = bf16[4,8]{1,0} all-gather(%s), channel_id=7, dimensions={0}
+  ROOT %c.1 = bf16[4,8]{1,0} custom-call(%s, %w, %ag.2, %f), custom_call_target="AsyncCollectiveDone"
+}
+
+%body (p: (s32[], bf16[1,8], bf16[16,4], bf16[4,2])) -> (s32[]) {
+  %p = (s32[], bf16[1,8]{1,0:S(1)}, bf16[16,4]{1,0}, bf16[4,2]{1,0}) parameter(0)
+  %n = s32[] get-tuple-element(%p), index=0
+  %s = bf16[1,8]{1,0:S(1)} get-tuple-element(%p), index=1
+  %x = bf16[16,4]{1,0} get-tuple-element(%p), index=2
+  %y = bf16[4,2]{1,0} get-tuple-element(%p), index=3
+  %b = (bf16[1,8]{1,0:S(1)}, bf16[4,8]{1,0}, u32[]{:S(2)}) fusion(%s), kind=kCustom, output_to_operand_aliasing={{0}: (0, {})}, calls=%start
+  %b.0 = bf16[1,8]{1,0:S(1)} get-tuple-element(%b), index=0
+  %b.1 = bf16[4,8]{1,0} get-tuple-element(%b), index=1
+  %b.2 = u32[]{:S(2)} get-tuple-element(%b), index=2
+  %m = @MADE@ fusion(%b.0, %b.1, %b.2, %x, %y), kind=kOutput, @PLACES@calls=%beside
+  %m.0 = f32[16,2]{1,0} get-tuple-element(%m), index=0
+  %m.1 = bf16[1,8]{1,0:S(1)} get-tuple-element(%m), index=1
+  %m.3 = bf16[4,8]{1,0} get-tuple-element(%m), index=3
+  %m.4 = u32[]{:S(2)} get-tuple-element(%m), index=4
+  %e = bf16[4,8]{1,0} fusion(%m.1, %m.3, %m.4), kind=kCustom, output_to_operand_aliasing={{}: (1, {})}, calls=%done
+  ROOT %t = (s32[], bf16[4,8]{1,0}, f32[16,2]{1,0}) tuple(%n, %e, %m.0)
+}
+
+%other (p: (s32[], f32[2])) -> (s32[], f32[2]) {
+  %p = (s32[], f32[2]{0}) parameter(0)
+  %v = f32[2]{0} get-tuple-element(%p), index=1
+  %least = f32[2]{0} all-reduce(%v), channel_id=7, to_apply=%min
+  %most = f32[2]{0} all-reduce(%least), channel_id=7, to_apply=%max
+  ROOT %t = (s32[], f32[2]{0}) tuple(%v, %most)
+}
+
+ENTRY %main (p: (s32[])) -> (s32[]) {
+  %p = (s32[]) parameter(0)
+  %w.0 = (s32[]) while(%p), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  ROOT %w.1 = (s32[]) while(%w.0), condition=%c, body=%other, backend_config={"known_trip_count":{"n":"5"}}
+}
+""".replace("@PLACES@", PLACES).replace("@MADE@", MADE)
+
+
+def test_what_runs_through_several_fusions_counts_once():
+    found, unknown = collectives.count(BESIDE)
+    assert [(one.kind, one.bytes, one.turns) for one in found] == [
+        ("all-gather", 4 * 8 * 2, 3),
+        ("all-reduce", 2 * 4, 5),
+        ("all-reduce", 2 * 4, 5),
+    ]
+    assert not unknown
+
+
+def test_what_runs_through_several_fusions_is_written_once():
+    """The product reads x and y and writes f32[16,2]; the all-gather's own part lies in the chip's memory."""
+    counted = traffic.count(BESIDE)
+    fusions = [one.bytes for one in counted.costs if one.operation == "fusion"]
+    assert fusions == [3 * 4 * 8 * 2, 3 * (16 * 4 * 2 + 4 * 2 * 2 + 16 * 2 * 4)]
+    assert counted.flops() == 3 * 2 * 16 * 4 * 2
+    # Without the compiler's word that a result takes an argument's place, the argument is copied.
+    copied = BESIDE.replace(PLACES, "")
+    assert traffic.count(copied).bytes() > counted.bytes()
 
 
 def test_a_text_by_hand():

@@ -19,6 +19,7 @@ SOURCES = (
     "scripts/compile_tier/roofline.py",
     "scripts/compile_tier/test_programs.py",
     "scripts/compile_tier/test_train.py",
+    "scripts/collectives.py",
     "scripts/compiled_text.py",
     "scripts/compilers.py",
     "scripts/traffic.py",
