@@ -44,6 +44,7 @@ from jaxrl_post.launch import (
     memory_plan,
     mode_choice,
     moved_run,
+    program_digests,
     resume,
     run_lock,
     run_writers,
@@ -299,6 +300,8 @@ def build(
     guard = stack.enter_context(compile_guard.CompileGuard())
     learner = compiled_learner(config, start, devices, kept.saved)
     engine, evaluator = ENGINES[config.engine.name](config, start, devices, learner, history)
+    digests = program_digests.told(learner, {engine, evaluator})
+    kept = kept._replace(about=program_digests.noted(kept.about, kept.saved, digests, say))
     stack.enter_context(dispatch_log.logged({engine, evaluator}, mine / "dispatches.jsonl"))
     run = Run(
         config=config,
@@ -313,7 +316,7 @@ def build(
         scheduler=scheduler,
         history=history,
         traces=run_writers.drawn_traces(config, learner, watch, mine, stack),
-        writer=run_writers.rows(config, start, evaluator, why, place, mine, stack, parent, more),
+        writer=run_writers.rows(config, start, evaluator, kept.about, place, mine, stack, parent, more),
         faults=faults,
         parent=parent,
         **kept._asdict(),
@@ -390,15 +393,8 @@ def recorded_scheduler(
     """Builds the scheduler, with its decision log around it."""
     replica = functools.partial(parts.replica, config, start.model, start.cost)
     order = parts.curriculum(config, start.train, history)
-    scheduler = registry.made(
-        config,
-        order or start.train,
-        start.sampling,
-        history.of,
-        replica,
-        parts.pace(config, replica, start.cost),
-        inputs.baseline_law(config, start.sampling),
-    )
+    pace, law = parts.pace(config, replica, start.cost), inputs.baseline_law(config, start.sampling)
+    scheduler = registry.made(config, order or start.train, start.sampling, history.of, replica, pace, law)
     if config.engine.layouts:
         scheduler = registry.planned(scheduler, parts.replicas(config, start.model, start.cost))
     if order is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.kernels import sampling
 from jaxrl_post.launch import branch as branches
 from jaxrl_post.launch import build as parts
-from jaxrl_post.launch import inputs, memory_plan, resume
+from jaxrl_post.launch import inputs, memory_plan, program_digests, resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.rewards import math_algebra
 from jaxrl_post.telemetry import loggers, metrics
@@ -40,7 +41,7 @@ def rows(
     config: configs.Config,
     start: inputs.Inputs,
     evaluator: Any,
-    why: dict | None,
+    about: Mapping,
     place: Path,
     mine: Path,
     stack: contextlib.ExitStack,
@@ -52,12 +53,14 @@ def rows(
     It hands every row to the program's callbacks, too.
 
     Args:
+      about: what a checkpoint must agree with. How the mode was chosen and the programs' digests are written, too.
       more: what `further_rows` returned.
     """
     writers = [metrics.Jsonl(mine / "metrics.jsonl"), *more]
     if jax.process_index() == 0:
         told = derived(config, evaluator) | {"graders": math_algebra.graders(config.graders)}
-        told |= ({"auto": why} if why else {}) | ({"parent": parent.told()} if parent else {})
+        told |= {name: about[name] for name in ("auto", program_digests.NAME) if name in about}
+        told |= {"parent": parent.told()} if parent else {}
         folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": told})
         writers += [metrics.console(config.steps), *map(metrics.Called, start.handed.callbacks)]
     writer = metrics.Several(*writers)

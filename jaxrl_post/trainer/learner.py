@@ -184,6 +184,11 @@ class Learner:
             if self._guest:
                 self._guest.rehearse(self.params, self._sums)
 
+    @property
+    def compiled(self) -> Mapping[str, Any]:
+        """The compiled programs by name; none before `compile`."""
+        return self._programs
+
     def temporaries(self) -> dict[str, int]:
         """Returns the bytes of temporary memory that each program needs on a device, as the compiler reports them.
 
