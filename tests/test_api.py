@@ -313,6 +313,7 @@ def test_mistakes_are_one_sentence_and_leave_no_folder(here, changed, sentence):
         (lambda p, run: jaxrl_post.load(f"{run}@x"), "must be a whole number, got 'x'"),
         (lambda p, run: jaxrl_post.load(f"{run}/policy@1"), "is no folder of a run"),
         (lambda p, run: jaxrl_post.load(run, engine__max_length=10**6), "engine.max_length=1000000"),
+        (lambda p, run: jaxrl_post.load(run, optimizer__lr=0.1), "the option 'optimizer__lr' changes nothing here"),
         (lambda p, run: p.generate(["1+1="], 0), "n=0 must be at least 1"),
         (lambda p, run: p.generate(["1+1="], sampling={"temprature": 1}), "nearest is 'temperature'"),
         (lambda p, run: p.generate(["1+1="], max_tokens=99), "the largest valid max_tokens is 28"),

@@ -33,6 +33,12 @@ ROOT = Path(__file__).resolve().parents[1]
         (["--model=x", "--tool-calls=openai"], "invalid choice: 'openai'"),
         (["--model=x", "--port=0"], "there is no folder or file x"),
         (["--run=x", "--port=0"], "x is no folder of a run"),
+        (
+            ["--model=x", "--port=0", "--config.steps=3"],
+            "the option 'steps=3' changes nothing here; a policy reads those",
+        ),
+        (["--run=x", "--port=0", "--config.optimizer.lr=1"], "'optimizer.lr=1' changes nothing here"),
+        (["--model=x", "--port=0", "--config.engin.slots=3"], "there is no folder or file x"),
         (["--run=gs://a/b"], "--run"),
         (["--model=x", "--host=no.such.host.invalid"], "cannot be listened at"),
     ],

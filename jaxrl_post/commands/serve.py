@@ -1,7 +1,7 @@
 """python -m jaxrl_post serve (--model=POLICY | --run=RUN [--model=POLICY]) [--port=8000] [...]
 
-Serves a policy over HTTP, in OpenAI's form: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics. It needs
-pip install 'jaxrl_post[serve]'. docs/serve.md says what a request may hold.
+Serves a policy over HTTP, in OpenAI's form: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics, and vLLM's
+/tokenize, /detokenize and /version. It needs pip install 'jaxrl_post[serve]'. docs/serve.md says what a request may hold.
 
 --model=POLICY        a Hugging Face directory, a llama2.c file, RUN for the policy that a run ended with, or RUN@STEP
 --run=RUN             follows a run: its newest saved weights, swapped in between two dispatches. It begins with the newest
@@ -101,7 +101,7 @@ def _opened(flags: argparse.Namespace) -> tuple[Any, int, Callable[..., Any] | N
     from jaxrl_post.serve import server
 
     if not flags.run:
-        config, files = saved_policy.files(flags.model, flags.overrides)
+        config, files = saved_policy.files(flags.model, flags.overrides, saved_policy.READ)
         return Policy(config, files), server.version_of(flags.model), None
     config, start = saved_policy.started(flags.run, flags.overrides, flags.model)
     step = saved_policy.newest_step(flags.run, 0)

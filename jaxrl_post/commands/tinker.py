@@ -74,7 +74,8 @@ def _serve(flags: argparse.Namespace) -> int:
         from jaxrl_post.launch import saved_policy
         from jaxrl_post.serve.tinker import server
 
-        config, files = saved_policy.files(flags.model, flags.overrides)
+        sections = (*saved_policy.READ, "algorithm", "batch", "optimizer")
+        config, files = saved_policy.files(flags.model, flags.overrides, sections)
         made = server.Server(
             config,
             files,

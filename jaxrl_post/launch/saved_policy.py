@@ -19,6 +19,7 @@ import numpy as np
 from jaxrl_post import config as configs
 from jaxrl_post.checkpoint import store
 from jaxrl_post.data.columns import COMPLETION
+from jaxrl_post.json_text import shown
 from jaxrl_post.launch import adapter, build, inputs
 from jaxrl_post.launch.handed import OWN
 from jaxrl_post.launch.policy import Policy
@@ -40,6 +41,8 @@ _ENGINE = (
     "dtype",
     "cost_table",
 )
+# Sections of a config that a policy reads, and `seed`.
+READ = ("data", "engine", "lora", "mesh", "model", "reward", "sampling", "seed")
 _COLUMNS = ("format", "columns", "template", "chat", "source")
 _GRADING = ("functions", "weights", "timeout_s", "test_limit_s", "sandbox")
 _ANY_BATCH = 1 << 30  # tokens: no batch is made, so none may be too small
@@ -57,11 +60,18 @@ def load(path: str | Path, overrides: Sequence[str] = (), **options: Any) -> Pol
     Raises:
       ValueError: there is no policy, or an option does not fit.
     """
-    return Policy(*files(path, overrides, **options))
+    return Policy(*files(path, overrides, READ, **options))
 
 
-def files(path: str | Path, overrides: Sequence[str] = (), **options: Any) -> tuple[configs.Config, inputs.PolicyFiles]:
-    """Returns the options and the files of a policy. Arguments and errors are those of `load`."""
+def files(
+    path: str | Path, overrides: Sequence[str] = (), sections: Sequence[str] = (), **options: Any
+) -> tuple[configs.Config, inputs.PolicyFiles]:
+    """Returns the options and the files of a policy. Arguments and errors are those of `load`.
+
+    `sections`: those whose options may be given, where an option of another section would change nothing. Empty: any.
+    """
+    if sections:
+        _check_read((*overrides, *options), sections)
     values, weights = _found(str(path))
     configs.assign(values, options)
     values.setdefault("batch", {})["tokens"] = _ANY_BATCH
@@ -80,6 +90,7 @@ def started(
     Raises:
       ValueError: there is no such run, or its model is not here.
     """
+    _check_read(overrides, READ)
     configs.refuse_url(str(run), "run")
     told = _run(Path(run))
     if told is None:
@@ -89,6 +100,18 @@ def started(
     values["batch"] = {"tokens": _ANY_BATCH}
     config = configs.resolve(values, overrides, platform=jax.default_backend())
     return config, inputs.policy(config)
+
+
+def _check_read(given: Sequence[str], sections: Sequence[str]) -> None:
+    """Raises a ValueError about the first option that exists and is of another section."""
+    known = {field.name for field in dataclasses.fields(configs.Config)}
+    for option in given:
+        section = option.partition("=")[0].replace("__", ".").partition(".")[0]
+        if section in known and section not in sections:
+            raise ValueError(
+                f"policy: the option {shown(option, 80)} changes nothing here; a policy reads those of "
+                f"{', '.join(sections[:-1])} and {sections[-1]}"
+            )
 
 
 def of_step(run: str | Path, step: int, config: configs.Config, files: inputs.PolicyFiles) -> inputs.PolicyFiles:
@@ -113,7 +136,7 @@ def newest_step(run: str | Path, above: int) -> int | None:
 
 def write_merged(path: str, out: str, dtype: str = "", overrides: Sequence[str] = ()) -> None:
     """Writes a policy as a Hugging Face directory. `dtype`: empty: that of the model's own files."""
-    config, own = files(path, overrides)
+    config, own = files(path, overrides, READ)
     shardings = meshes.param_shardings(build.device_plan(config).first, decoder.axes(own.model), "engine")
     hf.save(
         out,

@@ -24,20 +24,23 @@ from jaxrl_post.serve.exchange import body, door, event, failed, lifespan, refus
 from jaxrl_post.serve.forms import Chat, Completion
 from jaxrl_post.serve.refusal import Refusal
 from jaxrl_post.serve.service import GONE, Service, Ticket
+from jaxrl_post.serve.words import Words
 
-_PATHS = "/v1/completions, /v1/chat/completions, /v1/models, /health and /metrics"
+_PATHS = "/v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /version, /health and /metrics"
 _EVENTS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def app(service: Service, token: str) -> Starlette:
     """Returns the application. An empty token lets everybody in."""
-    endpoints = Endpoints(service)
-
+    endpoints, words = Endpoints(service), Words(service)
     routes = [
         Route("/v1/completions", endpoints.completions, methods=["POST"]),
         Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.model),
+        Route("/tokenize", words.tokenize, methods=["POST"]),
+        Route("/detokenize", words.detokenize, methods=["POST"]),
+        Route("/version", words.version),
         Route("/health", endpoints.health),
         Route("/metrics", endpoints.metrics),
     ]
@@ -71,8 +74,7 @@ class Endpoints:
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME."""
         name = request.path_params["name"]
-        if name != self._service.name:
-            raise Refusal(404, f"there is no model {name[:80]!r}; the only one is {self._service.name!r}", "model")
+        self._service.check_model(name)
         return JSONResponse(self._model())
 
     async def health(self, request: Request) -> Response:

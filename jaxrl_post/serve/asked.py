@@ -17,7 +17,7 @@ from jaxrl_post.types import LEAST_OF_LAW
 
 MOST_SAMPLES, MOST_PROMPTS, MOST_STOPS = 1024, 1024, 16
 LONGEST_S = 86400.0  # of a request
-_POSITIONS = 1 << 24
+MOST_POSITIONS = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +119,12 @@ _NEUTRAL_IN_CHAT: dict[str, tuple[Any, str]] = {
     "function_call": ("none", "tools are served in the field tools"),
     "prediction": (None, _ALONE),
     "reasoning_effort": (None, _TEMPLATE),
-    "chat_template": (None, _TEMPLATE),
-    "chat_template_kwargs": ({}, _TEMPLATE),
-    "add_generation_prompt": (True, _TEMPLATE),
-    "continue_final_message": (False, _TEMPLATE),
+}
+TEMPLATE_FIELDS: dict[str, fields.Reader] = {
+    "chat_template": fields.only(None, _TEMPLATE),
+    "chat_template_kwargs": fields.only({}, _TEMPLATE),
+    "add_generation_prompt": fields.only(True, _TEMPLATE),
+    "continue_final_message": fields.only(False, _TEMPLATE),
 }
 
 
@@ -131,7 +133,7 @@ _COMMON: dict[str, fields.Reader] = {
     "model": fields.text,
     "n": fields.whole(1, MOST_SAMPLES),
     "seed": fields.whole(-(1 << 63), (1 << 63) - 1),
-    "max_tokens": fields.whole(1, _POSITIONS),
+    "max_tokens": fields.whole(1, MOST_POSITIONS),
     "temperature": fields.number(LEAST_OF_LAW, 100.0, zero=True),
     "top_p": fields.number(LEAST_OF_LAW, 1.0),
     "top_k": fields.whole(-1, 1 << 30),
@@ -141,7 +143,7 @@ _COMMON: dict[str, fields.Reader] = {
     "stream_options": _stream_options,
     "return_token_ids": fields.truth,
     "timeout": fields.number(0.0, LONGEST_S, above=True),
-    "max_completion_tokens": fields.whole(1, _POSITIONS),
+    "max_completion_tokens": fields.whole(1, MOST_POSITIONS),
     "response_format": _FORMAT,
     **dict.fromkeys(_LABELS, fields.anything),
     **{name: fields.only(*neutral) for name, neutral in _NEUTRAL.items()},
@@ -163,6 +165,7 @@ _CHAT: dict[str, fields.Reader] = {
     "logprobs": fields.truth,
     "top_logprobs": fields.only(0, _LIKELIEST),
     **{name: fields.only(*neutral) for name, neutral in _NEUTRAL_IN_CHAT.items()},
+    **TEMPLATE_FIELDS,
 }
 
 

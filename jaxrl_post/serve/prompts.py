@@ -41,6 +41,16 @@ class Reading:
         many = len(asked.prompts) > 1
         return [self._bounded(f"prompt[{place}]" if many else "prompt", one) for place, one in enumerate(asked.prompts)]
 
+    def tokens(self, asked: Asked) -> list[int]:
+        """Returns the token ids of messages, or of the first prompt, whether they fit a slot or not.
+
+        Raises:
+          Refusal: the prompt cannot be read.
+        """
+        if asked.chat:
+            return self._conversation(asked.messages, asked.tools)
+        return self._encoded("prompt", asked.prompts[0])
+
     def close(self) -> None:
         """Ends the process of the template."""
         if self._chat is not None:
@@ -64,10 +74,7 @@ class Reading:
 
     def _bounded(self, name: str, given: Any) -> Prompt:
         """Returns a prompt of a text or of token ids."""
-        try:
-            ids = self._words.encode(given) if isinstance(given, str) else list(given)
-        except ValueError as error:
-            raise Refusal(400, f"{name}: {error}", name) from error
+        ids = self._encoded(name, given)
         if not ids:
             raise Refusal(400, f"{name} has no tokens: at least 1 is needed", name)
         most = self._positions - 1
@@ -78,3 +85,10 @@ class Reading:
             if not 0 <= token <= last:
                 raise wrong(name, token, f"token ids from 0 to {last}", str(min(max(token, 0), last)))
         return Prompt.of_tokens(np.array(ids, np.int32))
+
+    def _encoded(self, name: str, given: Any) -> list[int]:
+        """Returns the ids of a text, or token ids as they are."""
+        try:
+            return self._words.encode(given) if isinstance(given, str) else list(given)
+        except ValueError as error:
+            raise Refusal(400, f"{name}: {error}", name) from error

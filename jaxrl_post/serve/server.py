@@ -43,6 +43,7 @@ class Server:
         say: Callable[[str], object],
         **how: Any,
     ):
+        say(f"compiling the engine of {how['name']}; its address follows")
         self.engine = policy.engine(version=version)
         self.engine.swap_policy = SwapPolicy("recompute")
         self.service = Service(policy, self.engine, say=say, **how)

@@ -122,8 +122,7 @@ class Service:
         Raises:
           Refusal: it is wrong, or too many rollouts wait already.
         """
-        if asked.model and asked.model != self.name:
-            raise Refusal(404, f"there is no model {asked.model[:80]!r}; the only one is {self.name!r}", "model")
+        self.check_model(asked.model)
         law = self._law(asked)
         prompts = await anyio.to_thread.run_sync(self._reading.prompts, asked, limiter=self._one)
         ticket = Ticket(prompts, law, secrets.randbits(_SEED_BITS) if asked.seed is None else asked.seed)
@@ -141,6 +140,20 @@ class Service:
         self.thread.submit(ticket.work)
         self.gauges.prompt_tokens.inc(sum(prompt.tokens.size for prompt in prompts))
         return ticket
+
+    async def tokens(self, asked: Asked) -> list[int]:
+        """Returns the token ids of the one prompt of a request, of any length.
+
+        Raises:
+          Refusal: the model is another, or the prompt cannot be read.
+        """
+        self.check_model(asked.model)
+        return await anyio.to_thread.run_sync(self._reading.tokens, asked, limiter=self._one)
+
+    def check_model(self, name: str) -> None:
+        """Raises a Refusal where a request names another model. Without a name it does nothing."""
+        if name and name != self.name:
+            raise Refusal(404, f"there is no model {name[:80]!r}; the only one is {self.name!r}", "model")
 
     def close(self, ticket: Ticket) -> None:
         """Forgets a request. Rollouts that still run leave the engine before the next dispatch."""

@@ -1,0 +1,97 @@
+"""/tokenize, /detokenize and /version: the ids are those that a completion and a chat sample behind."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+
+import pytest
+import tokenizers
+from served import ROOT, policy, served
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+TEMPLATE = (
+    "{%- for tool in tools or [] %}{{ tool.function.name }}+{% endfor %}"
+    "{%- for message in messages %}{{ message.content }}{% endfor %}#"
+)
+TALK = [{"role": "user", "content": "1+2="}, {"role": "assistant", "content": "3"}]
+TOOL = {"type": "function", "function": {"name": "7", "parameters": {"type": "object"}}}
+ONE = {"max_tokens": 1, "return_token_ids": True}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The demo policy with a template that writes what its alphabet has."""
+    folder = tmp_path_factory.mktemp("words") / "policy"
+    shutil.copytree(ROOT / "configs/demo_policy", folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    with served(policy(folder), parser="hermes") as one:
+        yield one
+
+
+@pytest.mark.parametrize("text", ["1+2=", "47+8+5=", "#"])
+def test_the_ids_of_a_text_are_those_of_a_completion_and_of_the_library(server, text):
+    told = server.post("/tokenize", prompt=text, model="demo", add_special_tokens=True)
+    completion = server.post("/v1/completions", prompt=text, **ONE)
+    library = tokenizers.Tokenizer.from_file(str(ROOT / "configs/demo_policy/tokenizer.json"))
+    assert told["tokens"] == completion["choices"][0]["prompt_token_ids"]
+    assert told["tokens"] == library.encode(text).ids
+    assert told["count"] == len(text) and told["max_model_len"] == 64 and told["token_strs"] is None
+    assert server.post("/detokenize", tokens=told["tokens"]) == {"prompt": text}
+
+
+@pytest.mark.parametrize("tools", [{}, {"tools": [TOOL]}])
+def test_the_ids_of_messages_are_those_of_a_chat(server, tools):
+    told = server.post("/tokenize", messages=TALK, return_token_strs=True, add_generation_prompt=True, **tools)
+    chat = server.post("/v1/chat/completions", messages=TALK, **ONE, **tools)
+    assert told["tokens"] == chat["choices"][0]["prompt_token_ids"]
+    assert "".join(told["token_strs"]) == ("7+" if tools else "") + "1+2=3#"
+
+
+def test_a_text_that_fits_no_slot_is_counted(server):
+    told = server.post("/tokenize", prompt="1" * 500)
+    assert told["count"] == len(told["tokens"]) == 500 > told["max_model_len"]
+    assert server.post("/tokenize", prompt="")["tokens"] == []
+
+
+def test_special_tokens_are_a_part_of_the_text_of_ids(server):
+    end = server.server.service.words.eos_ids[0]
+    assert server.post("/detokenize", tokens=[end]) == {"prompt": "<eos>"}
+    assert server.post("/detokenize", tokens=[]) == {"prompt": ""}
+
+
+def test_the_version_is_that_of_the_package(server):
+    status, _, data = server.ask("GET", "/version")
+    assert status == 200 and json.loads(data) == {"version": importlib.metadata.version("jaxrl_post")}
+
+
+@pytest.mark.parametrize(
+    "path, body, status, sentence",
+    [
+        ("/tokenize", {}, 400, "give either prompt, a text, or messages"),
+        ("/tokenize", {"prompt": "1", "messages": TALK}, 400, "give either prompt, a text, or messages"),
+        ("/tokenize", {"prompt": ["1"]}, 400, "prompt=['1'] must be a text"),
+        ("/tokenize", {"prompt": "hello"}, 400, "prompt: "),
+        ("/tokenize", {"prompt": "1", "add_special_tokens": False}, 400, "add_special_tokens=False is not served"),
+        ("/tokenize", {"prompt": "1", "chat_template": "x"}, 400, "chat_template='x' is not served"),
+        ("/tokenize", {"prompt": "1", "model": "gpt-4"}, 404, "there is no model 'gpt-4'; the only one is 'demo'"),
+        ("/tokenize", {"promt": "1"}, 400, "the nearest is 'prompt'"),
+        ("/detokenize", {}, 400, "tokens is missing"),
+        ("/detokenize", {"tokens": "1"}, 400, "tokens='1' must be a list of token ids"),
+        ("/detokenize", {"tokens": [3, 99]}, 400, "the nearest valid value is 14"),
+        ("/detokenize", {"tokens": [-1]}, 400, "the nearest valid value is 0"),
+        ("/detokenize", {"tokens": [1], "model": "gpt-4"}, 404, "there is no model 'gpt-4'"),
+    ],
+)
+def test_a_wrong_request_gets_one_sentence(server, path, body, status, sentence):
+    found, _, data = server.ask("POST", path, body)
+    told = json.loads(data)["error"]["message"]
+    assert found == status and sentence in told and "\n" not in told, told
+
+
+def test_the_paths_need_the_token_and_their_method(server):
+    for method, path in (("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/version")):
+        assert server.ask(method, path, {"prompt": "1"}, token="")[0] == 401
+    assert server.ask("GET", "/tokenize")[0] == 405
