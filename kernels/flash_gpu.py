@@ -10,12 +10,17 @@ other segments is read beyond those blocks.
   queries of all heads of a key head and makes the gradients of keys and values. Nothing is added by atomics, so equal
   inputs give equal bits.
 
+A block of 64 x 64 scores costs a streaming multiprocessor of an H100 about 500 cycles of products, and 32 more for each
+instruction on a score. So scale and base are one factor, weights are powers of 2, and a mask is one selection. What is
+multiplied next lies as the products leave it: the walk over queries has keys as its rows.
+
 Memory beside arguments and results is two numbers for each head and token. Refuses shapes for which `serves` is False.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +33,7 @@ from jaxtyping import Array, Float, Int
 from jaxrl_post.kernels.pallas_triton import pl, triton
 
 NEEDS = "bfloat16 or float16, heads of 64 or 128, and rows of a multiple of 64 tokens"
-BIG_NEGATIVE = -1e30
+UNSEEN = -1e30  # raw score of a key that a query does not see; beside one that it sees, the weight is 0
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,9 @@ def square(size: int) -> Tiles:
     return Tiles(*(Tile(size, size),) * 3)
 
 
-BLOCK = 64  # accumulators of two blocks of 128 numbers fit into registers
-TILES = square(BLOCK)
+BLOCK = 64
+# Two sums of 64 x 128 numbers leave the walk over queries registers for half as many scores.
+TILES = Tiles(forward=Tile(BLOCK, BLOCK), by_queries=Tile(BLOCK, BLOCK), by_keys=Tile(BLOCK // 2, BLOCK))
 
 
 def serves(dtype: Any, heads: int, kv_heads: int, head_dim: int, tokens: int) -> bool:
@@ -79,13 +85,30 @@ class _How:
     saved: str
     interpret: bool
 
-    def scores(self, q: Array, k: Array) -> tuple[Array, Array]:
-        """Returns the scores [queries, keys] of a pair of blocks, and their slope by the product."""
-        plain = _product(q, k.T) * self.scale
+    @property
+    def heat(self) -> float:
+        """What a raw score is multiplied by: 2 to that power is its weight."""
+        return math.log2(math.e) * (self.scale if self.soft_cap is None else self.soft_cap)
+
+    def scores(self, product: Array) -> tuple[Array, Array | float]:
+        """Returns the raw scores of products of queries and keys, and the slope of the score by the product over `scale`."""
         if self.soft_cap is None:
-            return plain, jnp.full_like(plain, self.scale)
-        bent = jnp.tanh(plain / self.soft_cap)
-        return self.soft_cap * bent, self.scale * (1 - bent * bent)
+            return product, 1.0
+        bent = jnp.tanh(product * (self.scale / self.soft_cap))
+        return bent, 1 - bent * bent
+
+    def power(self, x: Array) -> Array:
+        """Returns 2 to the power of x. On a GPU it is one instruction, for which numbers below 2**-126 are 0."""
+        if self.interpret:
+            return jnp.exp2(x)
+        [out] = triton.elementwise_inline_asm(
+            "ex2.approx.ftz.f32 $0, $1;",
+            args=[x],
+            constraints="=f,f",
+            pack=1,
+            result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
+        )
+        return out
 
 
 def attention(
@@ -104,6 +127,7 @@ def attention(
     """Returns causal attention inside the segments of packed rows.
 
     Args:
+      scale: above 0.
       window: a query sees its own position and the window - 1 before it.
       saved: name under which a remat policy may keep the output and the log of the mass.
       tiles: their sizes must divide T.
@@ -193,7 +217,7 @@ def _specs(tile: Tile, q: Array, k: Array) -> dict[str, pl.BlockSpec]:
 
 
 def _forward(how: _How, q: Array, k: Array, v: Array, first: Array) -> tuple[Array, Array]:
-    """Returns the output, and [B, N, T] the log of each query's mass."""
+    """Returns the output, and [B, N, T] the binary logarithm of each query's mass."""
     (B, T, N, _), tile = q.shape, how.tiles.forward
     at = _specs(tile, q, k)
     given = [(at["queries"], q), (at["keys"], k), (at["keys"], v), (at["row"], first)]
@@ -223,11 +247,14 @@ def _by_keys(how: _How, q, k, v, first, last, slope, mass, dot) -> tuple[Array, 
     return _call(how, tile, _keys_kernel, (T // tile.keys, B, K), given, made, "flash_backward_keys")
 
 
-def _seen(tile: Tile, queries: Any, keys: Any, first: Array) -> Array:
-    """Returns bool[queries, keys] of two blocks, by their numbers and the first key of each query."""
-    own = queries * tile.queries + jnp.arange(tile.queries)
-    other = keys * tile.keys + jnp.arange(tile.keys)
-    return (other[None, :] >= first[:, None]) & (other[None, :] <= own[:, None])
+def _seen(own: Array, other: Array, first: Array) -> Array:
+    """Returns where queries `own` see keys `other`: positions along axes of their own. `first`: of each query."""
+    return (other >= first) & (other <= own)
+
+
+def _places(number: Any, size: int) -> Array:
+    """Returns the positions of a block."""
+    return number * size + jnp.arange(size)
 
 
 def _block_of(position: Array, size: int) -> Array:
@@ -243,53 +270,59 @@ def _keys_of(tile: Tile, number: Any, first_ref: Any) -> tuple[Array, Array]:
 def _forward_kernel(how: _How, tile: Tile, q_ref, k_ref, v_ref, first_ref, out_ref, mass_ref):
     size, number = tile.queries, pl.program_id(0)
     q, first = q_ref[...], first_ref[pl.ds(number * size, size)]
-    wide = _wide(q)
+    own, wide = _places(number, size), _wide(q)
 
     def walk(j, carry):
         peak, mass, out = carry
         some = pl.ds(j * tile.keys, tile.keys)
         k, v = k_ref[some, :], v_ref[some, :]
-        seen = _seen(tile, number, j, first)
-        scores = jnp.where(seen, how.scores(q, k)[0], BIG_NEGATIVE)
+        seen = _seen(own[:, None], _places(j, tile.keys)[None, :], first[:, None])
+        scores = jnp.where(seen, how.scores(_product(q, k.T))[0], UNSEEN)
         high = jnp.maximum(peak, jnp.max(scores, axis=1))
-        weights = jnp.where(seen, jnp.exp(scores - high[:, None]), 0.0)
-        shrink = jnp.exp(peak - high)
+        weights = how.power(scores * how.heat - (high * how.heat)[:, None])
+        shrink = how.power((peak - high) * how.heat)
         mixed = _product(weights.astype(v.dtype), v)
         return high, mass * shrink + jnp.sum(weights, axis=1), out * shrink[:, None] + mixed
 
-    start = (jnp.full((size,), BIG_NEGATIVE, wide), jnp.zeros((size,), wide), jnp.zeros(q.shape, wide))
+    start = (jnp.full((size,), UNSEEN, wide), jnp.zeros((size,), wide), jnp.zeros(q.shape, wide))
     peak, mass, out = lax.fori_loop(*_keys_of(tile, number, first_ref), walk, start)
     out_ref[...] = (out / mass[:, None]).astype(out_ref.dtype)
-    mass_ref[...] = peak + jnp.log(mass)
+    mass_ref[...] = peak * how.heat + jnp.log2(mass)
 
 
-def _back(how: _How, q, k, v, slope, mass, dot, seen) -> tuple[Array, Array]:
-    """Returns the weights of a pair of blocks, and the gradient of its products, [queries, keys]."""
-    scores, bend = how.scores(q, k)
-    weights = jnp.where(seen, jnp.exp(scores - mass[:, None]), 0.0)
-    return weights, weights * (_product(slope, v.T) - dot[:, None]) * bend
+def _back(how: _How, scores: Array, slopes: Array, mass: Array, dot: Array, seen: Array) -> tuple[Array, Array]:
+    """Returns the weights of a pair of blocks, and the gradient of its products over `scale`.
+
+    Args:
+      scores, slopes: products of queries and keys, and of the output's slope and values.
+      mass, dot: of the queries, along their axis.
+    """
+    raw, bend = how.scores(scores)
+    weights = how.power(jnp.where(seen, raw, UNSEEN) * how.heat - mass)
+    return weights, weights * (slopes - dot) * bend
 
 
 def _queries_kernel(how: _How, tile: Tile, q_ref, k_ref, v_ref, first_ref, slope_ref, mass_ref, dot_ref, made_ref):
     size, number = tile.queries, pl.program_id(0)
     q, slope, mass, dot = q_ref[...], slope_ref[...], mass_ref[...], dot_ref[...]
-    first = first_ref[pl.ds(number * size, size)]
+    own, first = _places(number, size), first_ref[pl.ds(number * size, size)]
 
     def walk(j, made):
         some = pl.ds(j * tile.keys, tile.keys)
         k, v = k_ref[some, :], v_ref[some, :]
-        _, products = _back(how, q, k, v, slope, mass, dot, _seen(tile, number, j, first))
+        seen = _seen(own[:, None], _places(j, tile.keys)[None, :], first[:, None])
+        _, products = _back(how, _product(q, k.T), _product(slope, v.T), mass[:, None], dot[:, None], seen)
         return made + _product(products.astype(k.dtype), k)
 
     made = lax.fori_loop(*_keys_of(tile, number, first_ref), walk, jnp.zeros(q.shape, _wide(q)))
-    made_ref[...] = made.astype(made_ref.dtype)
+    made_ref[...] = (made * how.scale).astype(made_ref.dtype)
 
 
 def _keys_kernel(
     how: _How, tile: Tile, q_ref, k_ref, v_ref, first_ref, last_ref, slope_ref, mass_ref, dot_ref, dk_ref, dv_ref
 ):
     size, number = tile.queries, pl.program_id(0)
-    k, v = k_ref[...], v_ref[...]
+    k, v, other = k_ref[...], v_ref[...], _places(number, tile.keys)
     begin = number * tile.keys
     end = _block_of(last_ref[begin + tile.keys - 1], size) + 1
 
@@ -298,13 +331,14 @@ def _keys_kernel(
             dk, dv = carry
             some = pl.ds(i * size, size)
             q, slope, first = q_ref[some, n, :], slope_ref[some, n, :], first_ref[some]
-            seen = _seen(tile, i, number, first)
-            weights, products = _back(how, q, k, v, slope, mass_ref[n, some], dot_ref[n, some], seen)
-            dv = dv + _product(weights.astype(q.dtype).T, slope)
-            return dk + _product(products.astype(q.dtype).T, q), dv
+            seen = _seen(_places(i, size)[None, :], other[:, None], first[None, :])
+            mass, dot = mass_ref[n, some][None, :], dot_ref[n, some][None, :]
+            weights, products = _back(how, _product(k, q.T), _product(v, slope.T), mass, dot, seen)
+            dv = dv + _product(weights.astype(q.dtype), slope)
+            return dk + _product(products.astype(q.dtype), q), dv
 
         return lax.fori_loop(_block_of(begin, size), end, walk, carry)
 
     nothing = jnp.zeros(k.shape, _wide(k))
     dk, dv = lax.fori_loop(0, q_ref.shape[1], head, (nothing, nothing))
-    dk_ref[...], dv_ref[...] = dk.astype(dk_ref.dtype), dv.astype(dv_ref.dtype)
+    dk_ref[...], dv_ref[...] = (dk * how.scale).astype(dk_ref.dtype), dv.astype(dv_ref.dtype)

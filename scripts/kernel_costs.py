@@ -15,7 +15,8 @@ from compiled_text import Array
 from traffic import Kernel
 
 LANES = 128
-TPU_OWN, TPU_OTHER, GPU_BLOCK = 1024, 512, 64
+TPU_OWN, TPU_OTHER = 1024, 512
+GPU_TILES = {"forward": (64, 64), "queries": (64, 64), "keys": (32, 64)}  # queries and keys of a pair (flash_gpu.TILES)
 PRODUCTS = {"forward": 2, "queries": 3, "keys": 4}  # of a pair of blocks
 
 
@@ -50,8 +51,10 @@ def given_keys(given: Sequence[Array], tokens: int, head: int) -> int:
 def _flash(walk: str) -> Kernel:
     def cost(given: Sequence[Array], made: Sequence[Array]) -> tuple[float, float]:
         (rows, tokens, heads, head), keys = given[0].dims, given[1].dims[2]
-        found, block = rows * heads * pairs(tokens, GPU_BLOCK, GPU_BLOCK), GPU_BLOCK * head * given[0].dtype_bytes
-        flops = PRODUCTS[walk] * 2.0 * GPU_BLOCK * GPU_BLOCK * head * found
+        tile = GPU_TILES[walk]
+        found, walked = rows * heads * pairs(tokens, *tile), tile[walk != "keys"]
+        block = walked * head * given[0].dtype_bytes
+        flops = PRODUCTS[walk] * 2.0 * tile[0] * tile[1] * head * found
         own, other = (rows * tokens * count * head * given[0].dtype_bytes for count in (heads, keys))
         once = {"forward": 2 * own, "queries": 3 * own, "keys": 4 * other}[walk]
         return flops, float(once + 2 * block * found)

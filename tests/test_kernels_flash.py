@@ -79,6 +79,19 @@ def test_the_gpu_kernel_in_x64(how):
     assert far(results(GPU, 64, np.float64, **how), results(reference, 64, np.float64, **how)) <= EXACT
 
 
+def test_scores_of_any_size(monkeypatch):
+    """A query's first blocks may hold no key that it sees, and what it sees may have scores far below 0."""
+    right = case
+    monkeypatch.setitem(globals(), "case", lambda *given: _enlarged(*right(*given)))
+    for how in (dict(window=None, soft_cap=None), dict(window=17, soft_cap=None), dict(window=17, soft_cap=300.0)):
+        assert far(results(GPU, 64, np.float64, **how), results(reference, 64, np.float64, **how)) <= 1e-10
+
+
+def _enlarged(given, ids):
+    q, k, *others = given
+    return [30 * q, 30 * k, *others], ids
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("how", CASES, ids=str)
 def test_the_loop_of_long_rows(monkeypatch, how):
@@ -131,16 +144,20 @@ def windows_are_one_longer(monkeypatch):
 def the_cap_has_no_slope(monkeypatch):
     right = flash_gpu._How.scores
 
-    def scores(how, q, k):
-        found = right(how, q, k)[0]
-        return found, jnp.full_like(found, how.scale)
+    monkeypatch.setattr(flash_gpu._How, "scores", lambda how, product: (right(how, product)[0], 1.0))
 
-    monkeypatch.setattr(flash_gpu._How, "scores", scores)
+
+def weights_are_powers_of_e(monkeypatch):
+    monkeypatch.setattr(flash_gpu._How, "power", lambda how, x: jnp.exp(x))
+
+
+def unseen_keys_have_a_weight(monkeypatch):
+    monkeypatch.setattr(flash_gpu, "UNSEEN", -1.0)
 
 
 def a_query_sees_the_next_key(monkeypatch):
     right = flash_gpu._seen
-    monkeypatch.setattr(flash_gpu, "_seen", lambda how, queries, keys, first: right(how, queries, keys, first - 1))
+    monkeypatch.setattr(flash_gpu, "_seen", lambda own, other, first: right(own + 1, other, first))
 
 
 def tpu_segments_leak(monkeypatch):
@@ -155,7 +172,14 @@ def tpu_windows_are_one_longer(monkeypatch):
     monkeypatch.setattr(flash_tpu, "_kernel", lambda heads, T, window, *more: right(heads, T, window + 1, *more))
 
 
-FAULTS = [segments_leak, windows_are_one_longer, the_cap_has_no_slope, a_query_sees_the_next_key]
+FAULTS = [
+    segments_leak,
+    windows_are_one_longer,
+    the_cap_has_no_slope,
+    a_query_sees_the_next_key,
+    weights_are_powers_of_e,
+    unseen_keys_have_a_weight,
+]
 TPU_FAULTS = [tpu_segments_leak, tpu_windows_are_one_longer]
 
 

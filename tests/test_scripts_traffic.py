@@ -13,6 +13,8 @@ import compiled_text
 import kernel_costs
 import traffic
 
+from jaxrl_post.kernels import flash_gpu
+
 TEXT = """
 %part (a: bf16[28,16,8], at: s32[]) -> bf16[16,8] {
   %a = bf16[28,16,8]{2,1,0} parameter(0)
@@ -124,6 +126,20 @@ def test_pages_that_the_engine_reads_on_tpu_by_hand():
     flops, moved = formula(given, (q,))
     assert moved == 32 * 320 * 2 * 128 * 2 + 2 * (2048 * 8 * 128 * 4) and shared == [64]
     assert flops == 2 * 2 * (64 * 8 * 128) * (32 * 512)
+
+
+def test_packed_rows_on_gpu_by_hand():
+    """128 tokens are 6 pairs of 32 queries and 64 keys, and 3 pairs of 64 and 64, for each of 4 heads."""
+    tiles = flash_gpu.TILES
+    found = {"forward": tiles.forward, "queries": tiles.by_queries, "keys": tiles.by_keys}
+    assert {walk: (tile.queries, tile.keys) for walk, tile in found.items()} == kernel_costs.GPU_TILES
+    q, k = (compiled_text.Array("bf16", (1, 128, heads, 128)) for heads in (4, 2))
+    flops, moved = kernel_costs.PACKED_ROWS["flash_backward_keys"]((q, k, k), (k, k))
+    assert flops == 4 * 2 * (32 * 64 * 128) * (4 * 6)
+    assert moved == 4 * (128 * 2 * 128 * 2) + 2 * (32 * 128 * 2) * (4 * 6)
+    flops, moved = kernel_costs.PACKED_ROWS["flash_forward"]((q, k, k), (q,))
+    assert flops == 2 * 2 * (64 * 64 * 128) * (4 * 3)
+    assert moved == 2 * (128 * 4 * 128 * 2) + 2 * (64 * 128 * 2) * (4 * 3)
 
 
 CONVOLUTIONS = [  # lhs, rhs, out, attributes, FLOPs
