@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from targets import TARGETS, memory
+from targets import TARGETS, memory, other_gpu
 
 from jaxrl_post.kernels import attention, flash_gpu, thresholds, verify
 from jaxrl_post.parallel import mesh as meshes
@@ -149,11 +149,20 @@ def test_kernel(name, target, table, monkeypatch, tmp_path):
 def test_tiles_that_gpu_check_times(kernel, size):
     """The compiler fails where a register is spilled. Shapes are those of a layer of Qwen2.5-7B."""
     tiles = dataclasses.replace(flash_gpu.TILES, **{kernel: flash_gpu.Tile(*size)})
-    form = functools.partial(flash_gpu.attention, scale=128**-0.5, window=None, soft_cap=None, tiles=tiles)
-    mesh = TARGETS["sm_90"].mesh(TARGETS["sm_90"].one)
+    assert_nothing_is_spilled(TARGETS["sm_90"].mesh(TARGETS["sm_90"].one), 128, tiles=tiles)
+
+
+@pytest.mark.parametrize("capability, width", [("8.0", 64), ("8.0", 128), ("8.9", 64), ("8.9", 128), ("10.0", 64)])
+def test_tiles_of_a_run_on_other_gpus(capability, width):
+    """They are those that fit into the registers of a Hopper."""
+    assert_nothing_is_spilled(other_gpu(capability), width)
+
+
+def assert_nothing_is_spilled(mesh, width, **how):
+    form = functools.partial(flash_gpu.attention, scale=width**-0.5, window=None, soft_cap=None, **how)
     q, k, ids = (
         jax.ShapeDtypeStruct((1, 4096, *rest), dtype, sharding=meshes.replicated(mesh))
-        for rest, dtype in (((28, 128), jnp.bfloat16), ((4, 128), jnp.bfloat16), ((), jnp.int32))
+        for rest, dtype in (((28, width), jnp.bfloat16), ((4, width), jnp.bfloat16), ((), jnp.int32))
     )
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         made = jax.jit(both(form)).lower(q, k, k, q, ids)
