@@ -10,9 +10,10 @@ other segments is read beyond those blocks.
   queries of all heads of a key head and makes the gradients of keys and values. Nothing is added by atomics, so equal
   inputs give equal bits.
 
-A block of 64 x 64 scores costs a streaming multiprocessor of an H100 about 500 cycles of products, and 32 more for each
-instruction on a score. So scale and base are one factor, weights are powers of 2, and a mask is one selection. What is
-multiplied next lies as the products leave it: the walk over queries has keys as its rows.
+The two products of 64 x 64 scores, with heads of 128, take a streaming multiprocessor of an H100 about 500 cycles. An
+instruction on each of the scores takes 32 more, and a power 256. So scale and base are one factor, weights are powers of
+2, and a mask is one selection. What is multiplied next lies as the products leave it: the walk over queries has keys as
+its rows.
 
 Memory beside arguments and results is two numbers for each head and token. Refuses shapes for which `serves` is False.
 """
@@ -132,7 +133,12 @@ def attention(
       saved: name under which a remat policy may keep the output and the log of the mass.
       tiles: their sizes must divide T.
       interpret: True runs without a device, in any dtype.
+
+    Raises:
+      ValueError: the scale is 0 or below, for which a key that is not seen would count.
     """
+    if not scale > 0:
+        raise ValueError(f"attention: scale={scale} must be above 0; it is 1 over the root of a head's size")
     how = _How(scale, window, soft_cap, tiles, saved, interpret)
     return _attention(how, q, k, v, *stretches(segment_ids, window))
 
@@ -279,7 +285,7 @@ def _forward_kernel(how: _How, tile: Tile, q_ref, k_ref, v_ref, first_ref, out_r
         seen = _seen(own[:, None], _places(j, tile.keys)[None, :], first[:, None])
         scores = jnp.where(seen, how.scores(_product(q, k.T))[0], UNSEEN)
         high = jnp.maximum(peak, jnp.max(scores, axis=1))
-        weights = how.power(scores * how.heat - (high * how.heat)[:, None])
+        weights = how.power((scores - high[:, None]) * how.heat)
         shrink = how.power((peak - high) * how.heat)
         mixed = _product(weights.astype(v.dtype), v)
         return high, mass * shrink + jnp.sum(weights, axis=1), out * shrink[:, None] + mixed

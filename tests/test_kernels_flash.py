@@ -100,6 +100,13 @@ def test_the_loop_of_long_rows(monkeypatch, how):
     assert far(results(attention.blocks, 64, np.float64, **how), results(reference, 64, np.float64, **how)) <= EXACT
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.1])
+def test_a_scale_of_0_or_below_is_refused(scale):
+    (q, k, v, _), ids = case(16)
+    with pytest.raises(ValueError, match=f"scale={scale} must be above 0"):
+        GPU(q, k, v, ids, scale=scale, window=None, soft_cap=None)
+
+
 def test_stretches_by_hand():
     ids = jnp.array([[1, 1, 1, 2, 2, 0, 0, 0]])
     first, last = flash_gpu.stretches(ids, None)

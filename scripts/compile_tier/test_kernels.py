@@ -152,7 +152,14 @@ def test_tiles_that_gpu_check_times(kernel, size):
     assert_nothing_is_spilled(TARGETS["sm_90"].mesh(TARGETS["sm_90"].one), 128, tiles=tiles)
 
 
-@pytest.mark.parametrize("capability, width", [("8.0", 64), ("8.0", 128), ("8.9", 64), ("8.9", 128), ("10.0", 64)])
+SPILLED = pytest.param(
+    "10.0", 128, marks=pytest.mark.xfail(strict=True, reason="the walk over queries spills; tiles are those of Hopper")
+)
+
+
+@pytest.mark.parametrize(
+    "capability, width", [("8.0", 64), ("8.0", 128), ("8.9", 64), ("8.9", 128), ("10.0", 64), SPILLED]
+)
 def test_tiles_of_a_run_on_other_gpus(capability, width):
     """They are those that fit into the registers of a Hopper."""
     assert_nothing_is_spilled(other_gpu(capability), width)
