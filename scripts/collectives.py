@@ -11,9 +11,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 import compiled_text
-from compiled_text import Array, Computation, Instruction, Run
+from compiled_text import Array, Run
 
-BEGINS = "AsyncCollectiveStart"  # the custom call that begins one of several fusions
+# Custom calls of the first and the last of several fusions.
+BEGINS, ENDS = "AsyncCollectiveStart", "AsyncCollectiveDone"
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 
 
@@ -42,16 +43,20 @@ def count(text: str) -> tuple[list[Collective], list[str]]:
     found, begun = [], set()
     for run in program.runs():
         for one in (run, *program.within(run)):
-            kind, itself = kind_of(one.line.operation), (one.line.channel, one.loops)
+            kind = kind_of(one.line.operation)
+            itself = (kind, one.line.channel, one.loops)
             if kind and itself not in begun:
                 found.append(Collective(kind, moved(one), one.turns, one.loops))
-                begun |= {itself} if begins(one.inside, one.line) else set()
+            if kind and _feeds(one, BEGINS):
+                assert one.line.channel, f"collectives: {one.line.name} begins and has no channel to be known by"
+                begun.add(itself)
+            elif kind and _feeds(one, ENDS):
+                begun.discard(itself)
     return found, program.unknown
 
 
-def begins(inside: Computation, line: Instruction) -> bool:
-    """Returns whether a collective begins here and goes on in later fusions."""
-    return any(one.target == BEGINS and line.name in one.operands for one in inside.lines)
+def _feeds(run: Run, target: str) -> bool:
+    return any(one.target == target and run.line.name in one.operands for one in run.inside.lines)
 
 
 def kind_of(operation: str) -> str:

@@ -85,8 +85,12 @@ class Instruction:
     @cached_property
     def aliased(self) -> frozenset[int]:
         """Numbers of the results that take the place of an operand in memory; of a lone result, 0."""
-        told = re.search(r"output_to_operand_aliasing=\{((?:\{\d*\}: \(\d+, \{\}\)(?:, )?)+)\}", self.rest)
-        return frozenset(int(at or 0) for at in re.findall(r"\{(\d*)\}: \(", told[1])) if told else frozenset()
+        told = re.search(r"output_to_operand_aliasing=\{((?:[^{}]|\{[^{}]*\}|\([^()]*\))*)\}", self.rest)
+        if told is None:
+            return frozenset()
+        pairs = re.findall(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}", told[1])
+        assert len(pairs) == told[1].count(":"), f"compiled_text: {self.name} has aliases that are not read: {told[1]}"
+        return frozenset(int(at or 0) for at, _, part in pairs if "," not in at and not part)
 
     @property
     def target(self) -> str:

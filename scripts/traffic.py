@@ -23,7 +23,7 @@ Kernel = Callable[[Sequence[Array], Sequence[Array]], tuple[float, float]]  # op
 FREE = {"parameter", "constant", "bitcast", "get-tuple-element", "tuple", "while", "conditional", "call", "after-all"}
 FREE |= {"partition-id", "replica-id", "opt-barrier", "optimization-barrier", "iota", "domain", "add-dependency"}
 FREE_CALLS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding", "SPMDFullToShardShape"}
-ASYNC_CALLS = {collectives.BEGINS, "AsyncCollectiveDone"}  # the collective beside them counts
+ASYNC_CALLS = {collectives.BEGINS, collectives.ENDS}  # the collective beside them counts
 SLICES = ("dynamic-slice", "slice", "gather")
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # what changes a part in place: which operand holds the new part
 

@@ -41,8 +41,8 @@ ENTRY %main (p: f32[16,22]) -> f32[16,22] {
 """
 
 
-# As XLA:TPU writes one all-gather that begins in a fusion, runs beside a product, and ends in a third fusion; `%other`
-# has the same channel in another loop, and runs alone.
+# As XLA:TPU writes one all-gather that begins in a fusion, runs beside a product, and ends in a third fusion. Then others
+# of the same channel run alone, in this loop and in another, and one without a channel.
 PLACES = "output_to_operand_aliasing={{1}: (0, {}), {2}: (1, {}), {3}: (1, {}), {4}: (2, {})}, "
 MADE = "(f32[16,2]{1,0}, bf16[1,8]{1,0:S(1)}, bf16[4,8]{1,0}, bf16[4,8]{1,0}, u32[]{:S(2)})"
 BESIDE = """
@@ -87,6 +87,8 @@ BESIDE = """
   %m.3 = bf16[4,8]{1,0} get-tuple-element(%m), index=3
   %m.4 = u32[]{:S(2)} get-tuple-element(%m), index=4
   %e = bf16[4,8]{1,0} fusion(%m.1, %m.3, %m.4), kind=kCustom, output_to_operand_aliasing={{}: (1, {})}, calls=%done
+  %later = bf16[2,8]{1,0} all-gather(%s), channel_id=7, dimensions={0}
+  %sum = bf16[2,8]{1,0} all-reduce(%later), to_apply=%add
   ROOT %t = (s32[], bf16[4,8]{1,0}, f32[16,2]{1,0}) tuple(%n, %e, %m.0)
 }
 
@@ -110,10 +112,19 @@ def test_what_runs_through_several_fusions_counts_once():
     found, unknown = collectives.count(BESIDE)
     assert [(one.kind, one.bytes, one.turns) for one in found] == [
         ("all-gather", 4 * 8 * 2, 3),
+        ("all-gather", 2 * 8 * 2, 3),
+        ("all-reduce", 2 * 8 * 2, 3),
         ("all-reduce", 2 * 4, 5),
         ("all-reduce", 2 * 4, 5),
     ]
     assert not unknown
+
+
+def test_what_cannot_be_known_again_is_said():
+    with pytest.raises(AssertionError, match="begins and has no channel"):
+        collectives.count(BESIDE.replace("channel_id=7, ", ""))
+    with pytest.raises(AssertionError, match="aliases that are not read"):
+        traffic.count(BESIDE.replace("{1}: (0, {})", "{1}: (0)"))
 
 
 def test_what_runs_through_several_fusions_is_written_once():

@@ -56,7 +56,7 @@ class Policy:
     """A policy on devices. launch/saved_policy.py opens one.
 
     Attributes:
-      config: its settings. Only model, engine, sampling, mesh and data are read.
+      config: its settings. Only what saved_policy.READ names is read.
       tokenizer: encodes and decodes.
       model: the shape of its decoder.
       sampling: the law of calls that name none.

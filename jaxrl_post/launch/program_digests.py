@@ -3,8 +3,11 @@
 On a GPU the compiler times several forms of a product and keeps the fastest. So two compilations of one program, by the
 same versions and on the same kind of device, may round differently.
 
-Invariant: a digest depends on the optimised instructions alone, and not on files, lines and functions of their source. A
-program that comes from the compilation cache has the digest that it had.
+Invariant: a digest depends on the optimised instructions, and not on files, lines and functions of their source. A program
+that comes from the compilation cache has the digest that it had.
+
+Two limits. A kernel's own program holds lines of its source, so an edited file or another folder of this package gives
+another digest. And the text leaves out what a constant of more than a few numbers holds.
 """
 
 from __future__ import annotations
@@ -22,19 +25,20 @@ from jaxrl_post.trainer.learner import Learner
 NAME = "programs"  # of the digests, where a run says what its bits depend on
 # What the text of a program says of its source: a table at its head, places of instructions, and names.
 _SOURCE = re.compile(
-    r"^(?:FileNames|FunctionNames|FileLocations|StackFrames|\d+ [{\"].*)$\n?|^HloModule \S+|,? ?metadata=\{[^}]*\}"
-    r"|\b[\w.\-]+: (?=\(|[a-z]+\d*\[)",
+    r"^(?:FileNames|FunctionNames|FileLocations|StackFrames|\d+ [{\"].*)$\n?|^HloModule \S+"
+    r'|,? ?metadata=\{(?:"(?:\\.|[^"\\])*"|[^}"])*\}'
+    r"|\b[\w.\-]+: (?=\(|[a-z]\w*\[)",
     re.MULTILINE,
 )
 _NAME = re.compile(r"%[\w.\-]+")
 
 
 def noted(about: Mapping, saved: store.Saved | None, found: Mapping[str, str], say: Callable[[str], object]) -> dict:
-    """Returns `about` with the digests, and says which programs are not those of the save."""
+    """Returns `about` with the digests, and says which programs of the save are others here. New and missing ones are not said."""
     then = saved.about.get(NAME, {}) if saved is not None else {}
     others = sorted(name for name in then.keys() & found.keys() if then[name] != found[name])
     if others:
-        say(f"resume: the compiler has made other programs than at the save: {', '.join(others)}: bits may differ")
+        say(f"programs that differ from those of the save, so that bits may differ: {', '.join(others)}")
     return {**about, NAME: dict(found)}
 
 
