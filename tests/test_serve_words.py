@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib.metadata
 import json
 import shutil
+import threading
 
 import pytest
 import tokenizers
@@ -44,7 +46,14 @@ def test_the_ids_of_a_text_are_those_of_a_completion_and_of_the_library(server, 
 
 @pytest.mark.parametrize("tools", [{}, {"tools": [TOOL]}])
 def test_the_ids_of_messages_are_those_of_a_chat(server, tools):
-    told = server.post("/tokenize", messages=TALK, return_token_strs=True, add_generation_prompt=True, **tools)
+    told = server.post(
+        "/tokenize",
+        messages=TALK,
+        return_token_strs=True,
+        add_generation_prompt=True,
+        add_special_tokens=False,
+        **tools,
+    )
     chat = server.post("/v1/chat/completions", messages=TALK, **ONE, **tools)
     assert told["tokens"] == chat["choices"][0]["prompt_token_ids"]
     assert "".join(told["token_strs"]) == ("7+" if tools else "") + "1+2=3#"
@@ -54,6 +63,27 @@ def test_a_text_that_fits_no_slot_is_counted(server):
     told = server.post("/tokenize", prompt="1" * 500)
     assert told["count"] == len(told["tokens"]) == 500 > told["max_model_len"]
     assert server.post("/tokenize", prompt="")["tokens"] == []
+
+
+def test_a_long_text_holds_nobody_up(server, monkeypatch):
+    """While one text is encoded, completions are served and other texts wait."""
+    words, waits, goes_on = server.server.service.words, threading.Event(), threading.Event()
+    real = type(words).encode
+
+    def slow(self, text, special=True):
+        if text == "1" * 99:
+            waits.set()
+            assert goes_on.wait(60)
+        return real(self, text, special)
+
+    monkeypatch.setattr(type(words), "encode", slow)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        long = pool.submit(server.post, "/tokenize", prompt="1" * 99)
+        assert waits.wait(60)
+        assert server.ask("GET", "/health")[0] == 200
+        assert server.post("/v1/completions", prompt="1+2=", **ONE)["choices"] and not long.done()
+        goes_on.set()
+        assert long.result()["count"] == 99
 
 
 def test_special_tokens_are_a_part_of_the_text_of_ids(server):
@@ -71,11 +101,16 @@ def test_the_version_is_that_of_the_package(server):
     "path, body, status, sentence",
     [
         ("/tokenize", {}, 400, "give either prompt, a text, or messages"),
-        ("/tokenize", {"prompt": "1", "messages": TALK}, 400, "give either prompt, a text, or messages"),
+        ("/tokenize", {"prompt": "1", "messages": TALK}, 400, "there is no field 'messages'"),
         ("/tokenize", {"prompt": ["1"]}, 400, "prompt=['1'] must be a text"),
         ("/tokenize", {"prompt": "hello"}, 400, "prompt: "),
         ("/tokenize", {"prompt": "1", "add_special_tokens": False}, 400, "add_special_tokens=False is not served"),
-        ("/tokenize", {"prompt": "1", "chat_template": "x"}, 400, "chat_template='x' is not served"),
+        ("/tokenize", {"messages": TALK, "add_special_tokens": True}, 400, "add_special_tokens=True is not served"),
+        ("/tokenize", {"messages": TALK, "chat_template": "x"}, 400, "chat_template='x' is not served"),
+        ("/tokenize", {"prompt": "1", "tools": [TOOL]}, 400, "there is no field 'tools'"),
+        ("/tokenize", {"prompt": "1" * 4097}, 400, "prompt has 4097 characters; at most 4096 are read"),
+        ("/v1/completions", {"prompt": "1" * 4097}, 400, "prompt has 4097 characters; at most 4096 are read"),
+        ("/detokenize", {"tokens": [1] * 4097}, 400, "tokens has 4097 ids; at most 4096 are read"),
         ("/tokenize", {"prompt": "1", "model": "gpt-4"}, 404, "there is no model 'gpt-4'; the only one is 'demo'"),
         ("/tokenize", {"promt": "1"}, 400, "the nearest is 'prompt'"),
         ("/detokenize", {}, 400, "tokens is missing"),

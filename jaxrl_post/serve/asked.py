@@ -17,7 +17,7 @@ from jaxrl_post.types import LEAST_OF_LAW
 
 MOST_SAMPLES, MOST_PROMPTS, MOST_STOPS = 1024, 1024, 16
 LONGEST_S = 86400.0  # of a request
-MOST_POSITIONS = 1 << 24
+_POSITIONS = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ _COMMON: dict[str, fields.Reader] = {
     "model": fields.text,
     "n": fields.whole(1, MOST_SAMPLES),
     "seed": fields.whole(-(1 << 63), (1 << 63) - 1),
-    "max_tokens": fields.whole(1, MOST_POSITIONS),
+    "max_tokens": fields.whole(1, _POSITIONS),
     "temperature": fields.number(LEAST_OF_LAW, 100.0, zero=True),
     "top_p": fields.number(LEAST_OF_LAW, 1.0),
     "top_k": fields.whole(-1, 1 << 30),
@@ -143,7 +143,7 @@ _COMMON: dict[str, fields.Reader] = {
     "stream_options": _stream_options,
     "return_token_ids": fields.truth,
     "timeout": fields.number(0.0, LONGEST_S, above=True),
-    "max_completion_tokens": fields.whole(1, MOST_POSITIONS),
+    "max_completion_tokens": fields.whole(1, _POSITIONS),
     "response_format": _FORMAT,
     **dict.fromkeys(_LABELS, fields.anything),
     **{name: fields.only(*neutral) for name, neutral in _NEUTRAL.items()},

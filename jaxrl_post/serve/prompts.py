@@ -17,6 +17,8 @@ from jaxrl_post.serve.asked import Asked
 from jaxrl_post.serve.refusal import Refusal, wrong
 from jaxrl_post.types import Prompt
 
+CHARACTERS = 64  # of a text, for each position of a slot: tokens of more are rare
+
 
 class Reading:
     """Reads prompts. One request at a time: a chat template has one process.
@@ -40,6 +42,11 @@ class Reading:
             return [self._bounded("messages", self._conversation(asked.messages, asked.tools))]
         many = len(asked.prompts) > 1
         return [self._bounded(f"prompt[{place}]" if many else "prompt", one) for place, one in enumerate(asked.prompts)]
+
+    @property
+    def longest(self) -> int:
+        """Returns the most characters of a text."""
+        return CHARACTERS * self._positions
 
     def tokens(self, asked: Asked) -> list[int]:
         """Returns the token ids of messages, or of the first prompt, whether they fit a slot or not.
@@ -88,6 +95,8 @@ class Reading:
 
     def _encoded(self, name: str, given: Any) -> list[int]:
         """Returns the ids of a text, or token ids as they are."""
+        if isinstance(given, str) and len(given) > self.longest:
+            raise Refusal(400, f"{name} has {len(given)} characters; at most {self.longest} are read", name)
         try:
             return self._words.encode(given) if isinstance(given, str) else list(given)
         except ValueError as error:

@@ -94,7 +94,7 @@ class Service:
         )
         self.failed, self.broken, self._stopping = asyncio.Event(), False, False
         self._reading = Reading(self.words, policy.template(), policy.config.engine.max_length, tools=parser != "none")
-        self._one = anyio.CapacityLimiter(1)
+        self._one, self._telling = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
         self._serials, self._load = itertools.count(), Counter(dict.fromkeys(range(engine.sizes.replicas), 0))
         self._open: set[Ticket] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -148,7 +148,13 @@ class Service:
           Refusal: the model is another, or the prompt cannot be read.
         """
         self.check_model(asked.model)
-        return await anyio.to_thread.run_sync(self._reading.tokens, asked, limiter=self._one)
+        limiter = self._one if asked.chat else self._telling  # a long text holds no other request up
+        return await anyio.to_thread.run_sync(self._reading.tokens, asked, limiter=limiter)
+
+    @property
+    def longest_text(self) -> int:
+        """Returns the most characters of a text, and the most ids, that are read."""
+        return self._reading.longest
 
     def check_model(self, name: str) -> None:
         """Raises a Refusal where a request names another model. Without a name it does nothing."""
