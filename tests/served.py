@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import random
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -29,6 +30,15 @@ SMALL = dict(
 def policy(path=ROOT / "configs/demo_policy", **changes):
     """Returns a policy on a small engine."""
     return jaxrl_post.load(path, **{**SMALL, **changes})
+
+
+@contextlib.contextmanager
+def talking(folder: Path, template: str) -> Iterator[Served]:
+    """Serves the demo policy with a chat template that writes what its alphabet has, until the block ends."""
+    shutil.copytree(ROOT / "configs/demo_policy", folder)
+    (folder / "chat_template.jinja").write_text(template)
+    with served(policy(folder), parser="hermes") as one:
+        yield one
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import openai
 import pytest
-from served import ROOT, TOKEN, policy, served
+from served import TOKEN, talking
 
 from jaxrl_post.data.tokenizer import characters
 from jaxrl_post.serve.asked import Asked
@@ -28,11 +27,7 @@ TOOL = {"type": "function", "function": {"name": "7", "parameters": {"type": "ob
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """The demo policy with a template that writes what its alphabet has."""
-    folder = tmp_path_factory.mktemp("chat") / "policy"
-    shutil.copytree(ROOT / "configs/demo_policy", folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    with served(policy(folder), parser="hermes") as one:
+    with talking(tmp_path_factory.mktemp("chat") / "policy", TEMPLATE) as one:
         yield one
 
 

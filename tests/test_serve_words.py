@@ -5,12 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 import importlib.metadata
 import json
-import shutil
 import threading
 
 import pytest
 import tokenizers
-from served import ROOT, policy, served
+from served import ROOT, talking
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -25,11 +24,7 @@ ONE = {"max_tokens": 1, "return_token_ids": True}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """The demo policy with a template that writes what its alphabet has."""
-    folder = tmp_path_factory.mktemp("words") / "policy"
-    shutil.copytree(ROOT / "configs/demo_policy", folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    with served(policy(folder), parser="hermes") as one:
+    with talking(tmp_path_factory.mktemp("words") / "policy", TEMPLATE) as one:
         yield one
 
 

@@ -34,7 +34,7 @@ _NAME = re.compile(r"%[\w.\-]+")
 
 
 def noted(about: Mapping, saved: store.Saved | None, found: Mapping[str, str], say: Callable[[str], object]) -> dict:
-    """Returns `about` with the digests, and says which programs of the save are others here. New and missing ones are not said."""
+    """Returns `about` with the digests, and says which programs differ from those of the save. It compares what both have."""
     then = saved.about.get(NAME, {}) if saved is not None else {}
     others = sorted(name for name in then.keys() & found.keys() if then[name] != found[name])
     if others:

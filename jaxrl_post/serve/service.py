@@ -142,10 +142,10 @@ class Service:
         return ticket
 
     async def tokens(self, asked: Asked) -> list[int]:
-        """Returns the token ids of the one prompt of a request, of any length.
+        """Returns the token ids of the one prompt of a request, which may be longer than a slot.
 
         Raises:
-          Refusal: the model is another, or the prompt cannot be read.
+          Refusal: the model is another, or the prompt cannot be read or has more than `longest_text` characters.
         """
         self.check_model(asked.model)
         limiter = self._one if asked.chat else self._telling  # a long text holds no other request up
