@@ -192,7 +192,7 @@ def scored(monkeypatch):
 def _recipe(algorithm: configs.AlgorithmConfig) -> programs.Recipe:
     """Settings of a loss whose log-probs are given."""
     how = dict(temperature=1.0, head_chunk=8, dtype=jnp.float32, sums=jnp.float32, mesh=mesh.make_mesh(1, 1, 1))
-    how |= dict(remat=None, scan=False, row_major=False, paired=False, split=False)
+    how |= dict(remat=None, scan=False, row_major=False, paired=False, placed=False, split=False)
     own = programs.Recipe(model=made_groups.MODEL, algorithm=algorithm, **how)
     return dataclasses.replace(own, teacher=own) if algorithm.loss_mode == "gkd" else own
 

@@ -16,7 +16,12 @@ from jaxrl_post.models import decoder, layer_loop
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 EXACT, SINGLE = 1e-12, 5e-6
-FORMS = {"written_out": {}, "scanned": {"scan": True}, "paired": {"scan": True, "paired": True}}
+FORMS = {
+    "written_out": {},
+    "scanned": {"scan": True},
+    "paired": {"scan": True, "paired": True},
+    "placed": {"scan": True, "paired": True, "placed": True},
+}
 MIXED = dataclasses.replace(config_of("all"), layers=5, windows=(3, None, 5, 3, None))
 ALIKE = dataclasses.replace(config_of("qkv_bias"), layers=3, windows=(4, 4, 4))
 
@@ -50,12 +55,13 @@ def worst(a, b):
     [
         (MIXED, {"remat": True}),
         (MIXED, {"remat": True, "paired": True}),
+        (MIXED, {"remat": True, "paired": True, "placed": True}),
         *(
             pytest.param(*one, marks=pytest.mark.shown("exact-scale"))
             for one in ((MIXED, {}), (ALIKE, {"remat": True}), (ALIKE, {"paired": True, "row_major": True}))
         ),
     ],
-    ids=["mixed", "mixed_paired", "mixed_kept", "alike", "alike_paired"],
+    ids=["mixed", "mixed_paired", "mixed_placed", "mixed_kept", "alike", "alike_paired"],
 )
 def test_scanned_gradients_are_those_of_layers_written_out_in_x64(config, how):
     assert worst(gradient(config, scan=True, **how), gradient(config)) <= EXACT
@@ -110,12 +116,25 @@ def test_a_policy_keeps_what_it_says(how):
     assert repeated == {"full": 8 - pairs, "attention": 7 - pairs, "projections": 1, "offload": 8 - pairs}
 
 
-def test_norms_are_stacked_as_they_are_and_matrices_in_the_dtype_of_the_computation():
-    norms, matrices = [jnp.ones(3, jnp.float32)] * 2, [jnp.ones((3, 2), jnp.float32)] * 2
-    assert layer_loop._stack(norms, jnp.bfloat16).dtype == jnp.float32
-    assert layer_loop._stack(matrices, jnp.bfloat16).dtype == jnp.bfloat16
-    found = str(jaxpr(ALIKE, dtype=jnp.bfloat16, scan=True, remat=True, paired=True))
+@pytest.mark.parametrize("placed", [True, False])
+def test_norms_are_stacked_as_they_are_and_matrices_in_the_dtype_of_the_computation(placed):
+    found = str(jaxpr(ALIKE, dtype=jnp.bfloat16, scan=True, remat=True, paired=True, placed=placed))
     assert "f32[3,16]" in found and "bf16[3,2,16,20]" in found and "bf16[3,16]" not in found
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_placed_weights_change_no_bit_of_values_and_gradients(paired):
+    for dtype in (np.float32, np.float64):
+        found, plain = (gradient(ALIKE, dtype, scan=True, paired=paired, placed=placed) for placed in (True, False))
+        assert jax.tree.all(jax.tree.map(np.array_equal, found, plain))
+
+
+def test_the_places_of_layers_are_read_when_the_program_runs():
+    """So the compilers see equal writes. A place that is a constant of the program makes each of them another."""
+    found = str(jaxpr(ALIKE, scan=True, placed=True))
+    places = re.findall(r"= dynamic_update_slice \S+ \S+ (\S+)", found)
+    assert len(places) == ALIKE.layers * len(decoder.abstract(ALIKE)["layers"]["0"])
+    assert not any(":" in place for place in places)  # a constant is written with its type
 
 
 def every_layer_has_the_first_window(monkeypatch):

@@ -188,6 +188,7 @@ def hidden(
     scan: bool = False,
     row_major: bool = False,
     paired: bool = False,
+    placed: bool = False,
     rows: Callable | None = None,
 ) -> tuple[Float[Array, "*rows D"], Any]:
     """Returns the last layer's normed output, and the cache after all calls of `attend`.
@@ -203,12 +204,13 @@ def hidden(
       dtype: of the computation; params of another dtype are cast where they are used.
       remat: compute a layer again in the backward pass, from what `policy` keeps (layer_loop.POLICIES).
       scan: stack the weights of all layers and loop over them. Then `attend` gets a traced number of the layer.
-      row_major, paired: how the stacked weights lie in memory, and which share a product (layer_loop.LayerLoop).
+      row_major, paired, placed: how the stack of weights lies in memory and is made, and which weights share a product
+        (layer_loop.LayerLoop).
       rows: (embed [V, D], tokens, dtype) -> [*rows, D]. None: `embed[tokens]`, with XLA's own gradient.
     """
     graph, _ = _skeleton(config)
     kept = policy if remat else None
-    how = layer_loop.LayerLoop(scan=scan, row_major=row_major, paired=paired, policy=kept)
+    how = layer_loop.LayerLoop(scan=scan, row_major=row_major, paired=paired, placed=placed, policy=kept)
     return nnx.merge(graph, params).hidden(tokens, positions, attend, cache, noise, dtype, how, rows or _rows)
 
 

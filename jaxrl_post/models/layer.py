@@ -5,8 +5,8 @@ Norms, rotation and scores are computed in float32 or wider.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,8 @@ class Layer(nnx.Module):
 
     The input of each is normed. Where the config says so, the output is normed too.
     """
+
+    pairs: ClassVar[Mapping[str, tuple[str, str]]] = {}  # weights that are one here, and two in the tree of params
 
     def __init__(self, config: ModelConfig, index: int):
         c = config
@@ -154,16 +156,9 @@ class Layer(nnx.Module):
             return out + jnp.asarray(lora.scale, x.dtype) * jnp.einsum(f"...r,r{outputs}->...{outputs}", low, b)
 
     def paired(self) -> PairedLayer:
-        """Returns the layer that computes the same from `pair(weights)`, without its weights."""
+        """Returns the layer that computes the same from pairs of the weights, without its weights."""
         assert self.config.lora is None, "low-rank additions belong to single matrices"
         return PairedLayer(self.config, self.index)
-
-    @staticmethod
-    def pair(weights: dict[str, Array]) -> dict[str, Array]:
-        """Returns the weights of a PairedLayer."""
-        k, v, gate, up = (weights[name] for name in ("k", "v", "gate", "up"))
-        rest = {name: leaf for name, leaf in weights.items() if name not in ("k", "v", "gate", "up")}
-        return rest | {"k_v": jnp.stack([k, v]), "gate_up": jnp.stack([gate, up])}
 
 
 class PairedLayer(Layer):
@@ -172,6 +167,8 @@ class PairedLayer(Layer):
     It computes what `Layer` does. With full remat a layer has 19 instead of 27 products with weights, for each of which a
     TPU's compiler searches tiles.
     """
+
+    pairs: ClassVar = {"k_v": ("k", "v"), "gate_up": ("gate", "up")}
 
     def _project(self, c: ModelConfig, std: float) -> None:
         self.q = param((c.embed, c.heads, c.head_dim), ("embed", "heads", "head_dim"), std=std)

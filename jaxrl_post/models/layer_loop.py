@@ -50,12 +50,15 @@ class LayerLoop:
       the compiler chooses. XLA:GPU then turns the axes of each layer's weights in a kernel of its own.
     - paired: scanned, keys and values are one product, and gate and up too. XLA:TPU searches tiles for each product, and
       moves less for a pair. XLA:GPU gains nothing, and keeps more with the policy "projections".
+    - placed: scanned, each layer's weights are written into the stack at a place that is read when the program runs. XLA:TPU
+      then makes code for one write, and not for one of each layer. XLA:GPU copies the whole stack for some of the writes.
     - policy: a name of POLICIES, by which a layer is computed again in the backward pass. None: nothing is.
     """
 
     scan: bool = False
     row_major: bool = False
     paired: bool = False
+    placed: bool = False
     policy: str | None = None
 
 
@@ -77,7 +80,7 @@ def run(
 
     Args:
       layers: each called as layer(h, turn, attend, cache) -> (h, cache), all with the same names and shapes of weights.
-        Paired, `layer.paired()` runs in their place, with the weights `layer.pair(weights)`.
+        Paired, `layer.paired()` runs in their place. Its `pairs` says which weights become one.
       turns: of each layer. Layers with equal rotation share the same tuple.
       windows: of each layer, as `attend` wants them.
       attend: must be pure. It may change nothing but the cache.
@@ -115,14 +118,15 @@ def _scanned(
     cache: Any,
     how: LayerLoop,
 ) -> tuple[Array, Any]:
-    first, pair = (layers[0].paired(), layers[0].pair) if how.paired else (layers[0], dict)
+    first = layers[0].paired() if how.paired else layers[0]
     graph, _ = nnx.split(first)
     own = [nnx.to_pure_dict(nnx.split(layer)[1]) for layer in layers]
     with jax.named_scope("stack_layers"):
-        weights = jax.tree.map(lambda *leaves: _stack(leaves, h.dtype), *map(pair, own))
+        weights = _weights(own, first.pairs, h.dtype, _placed if how.placed else _stack)
         weights = jax.tree.map(_row_major, weights) if how.row_major else weights
     turning, rotations = _kinds([id(turn[0]) for turn in turns])
-    tables = [turns[index] for index in rotations]
+    # Behind a barrier, or XLA computes them again in every turn of the loop.
+    tables = [jax.lax.optimization_barrier(turns[index]) for index in rotations]
     seeing, whose = _kinds(windows)
     choices = [windows[index] for index in whose]
 
@@ -159,13 +163,56 @@ def _row_major(whole: Array) -> Array:
     return with_layout_constraint(whole, Layout(tuple(range(whole.ndim))))
 
 
-def _stack(leaves: Sequence[Array], dtype: Any) -> Array:
-    """Returns the leaves of all layers as one array, norms as they are, matrices and biases in the dtype of their use.
+def _weights(own: Sequence[Mapping], pairs: Mapping[str, tuple], dtype: Any, stack: Callable) -> dict[str, Array]:
+    """Returns the weights of all layers by name. Those of one axis stay as they are, others get the dtype of their use.
+
+    A pair [L, 2, ...] is made of two weights of each layer.
+    """
+    halves = {half for pair in pairs.values() for half in pair}
+    sources = {name: (name,) for name in own[0] if name not in halves} | dict(pairs)
+    return {
+        name: stack(
+            tuple(tuple(layer[part] for part in parts) for layer in own),
+            jnp.dtype(own[0][parts[0]].dtype if own[0][parts[0]].ndim == 1 else dtype),
+        )
+        for name, parts in sources.items()
+    }
+
+
+def _stack(layers: tuple[tuple[Array, ...], ...], dtype: Any) -> Array:
+    """Returns the parts of all layers as one array.
 
     The cast comes last. That is one operation for all layers, and the compilers need fewer seconds.
     """
-    whole = jnp.stack(leaves)
-    return whole if leaves[0].ndim == 1 else whole.astype(dtype)
+    return jnp.stack([jnp.stack(parts) if len(parts) > 1 else parts[0] for parts in layers]).astype(dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _placed(layers: tuple[tuple[Array, ...], ...], dtype: Any) -> Array:
+    """Does the same as `_stack`. Each layer is written at a place that is no constant of the program."""
+    places = jax.lax.optimization_barrier(jnp.arange(len(layers), dtype=jnp.int32))
+    several, shape = (len(layers[0]),) if len(layers[0]) > 1 else (), layers[0][0].shape
+    whole = jax.lax.empty((len(layers), *several, *shape), dtype)
+    for place, parts in zip(places, layers, strict=True):
+        for index, part in enumerate(parts):
+            piece = part.astype(dtype).reshape((1,) * (1 + len(several)) + shape)
+            rest = *(index for _ in several), *(0 for _ in shape)
+            whole = jax.lax.dynamic_update_slice(whole, piece, (place, *map(np.int32, rest)))
+    return whole
+
+
+def _placed_forward(layers: tuple, dtype: Any) -> tuple[Array, tuple]:
+    # Empty arrays carry number and dtype of the parts: residuals are arrays.
+    return _placed(layers, dtype), tuple(jnp.empty((0,), part.dtype) for part in layers[0])
+
+
+def _placed_backward(dtype: Any, kept: tuple, slope: Array) -> tuple[tuple[tuple[Array, ...], ...]]:
+    """Takes constant slices, as the gradient of `_stack` does. XLA cancels them with the sums' stack of all layers."""
+    layers = [slope.astype(kept[0].dtype)[layer] for layer in range(slope.shape[0])]
+    return (tuple(tuple(layer[part] for part in range(len(kept))) if len(kept) > 1 else (layer,) for layer in layers),)
+
+
+_placed.defvjp(_placed_forward, _placed_backward)
 
 
 def _kinds(values: Sequence) -> tuple[np.ndarray, list[int]]:

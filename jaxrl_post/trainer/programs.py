@@ -38,7 +38,8 @@ class Recipe:
     - head_chunk: tokens whose logits exist at once
     - remat: the policy by which layers are computed again (models/layer_loop.py), or None
     - scan: layers are stacked and scanned
-    - row_major, paired: how the stacked layers lie in memory, and which of their products are one (models/layer_loop.py)
+    - row_major, paired, placed: how the stack of layers lies in memory and is made, and which of their products are one
+      (models/layer_loop.py)
     - split: the head is split over fsdp x tensor, where that is more than one device
     - sums: dtype of the gradient sums; float32 stands for that of the weights
     - embed: rows of the embedding with a gradient of their own (trainer/embedding_gradient.py), or None for XLA's
@@ -55,6 +56,7 @@ class Recipe:
     scan: bool
     row_major: bool
     paired: bool
+    placed: bool
     split: bool
     sums: Any
     mesh: jax.sharding.Mesh
@@ -98,6 +100,7 @@ def recipe(
         scan=on(scan_layers, platform),
         row_major=platform in ("gpu", "cuda"),
         paired=platform == "tpu" and model.lora is None,
+        placed=platform == "tpu",
         split=on(batch.split_head, platform),
         sums=jnp.dtype(optimizer.sums_dtype),
         mesh=mesh,
@@ -169,6 +172,7 @@ def hidden(params: Any, model: decoder.ModelConfig, batch: Batch, recipe: Recipe
         scan=recipe.scan,
         row_major=recipe.row_major,
         paired=recipe.paired,
+        placed=recipe.placed,
         rows=recipe.embed,
     )
     return jax.lax.with_sharding_constraint(h.reshape(B, T, -1), recipe.rows)

@@ -87,8 +87,9 @@ def _layers(record, name: str, dtype, bound: float) -> None:
         for policy in layer_loop.POLICIES:
             found = layers.gradient(model, dtype, scan=True, remat=True, policy=policy)
             record.figure(f"{name}_{kind}_layers_{policy}", layers.worst(found, plain), at_most=bound)
-        found = layers.gradient(model, dtype, scan=True, paired=True, remat=True)
-        record.figure(f"{name}_{kind}_layers_paired", layers.worst(found, plain), at_most=bound)
+        for form, placed in (("paired", False), ("placed", True)):
+            found = layers.gradient(model, dtype, scan=True, paired=True, placed=placed, remat=True)
+            record.figure(f"{name}_{kind}_layers_{form}", layers.worst(found, plain), at_most=bound)
 
 
 def _heads(record, name: str, dtype, bound: float) -> None:
