@@ -207,9 +207,15 @@ def _placed_forward(layers: tuple, dtype: Any) -> tuple[Array, tuple]:
 
 
 def _placed_backward(dtype: Any, kept: tuple, slope: Array) -> tuple[tuple[tuple[Array, ...], ...]]:
-    """Takes constant slices, as the gradient of `_stack` does. XLA cancels them with the sums' stack of all layers."""
-    layers = [slope.astype(kept[0].dtype)[layer] for layer in range(slope.shape[0])]
-    return (tuple(tuple(layer[part] for part in range(len(kept))) if len(kept) > 1 else (layer,) for layer in layers),)
+    """Takes constant slices of each part, which the sums stack again: XLA cancels both.
+
+    A barrier keeps the parts apart. Else XLA takes a slice of each layer from the pair, and does not cancel it.
+    """
+    slope = slope.astype(kept[0].dtype)
+    parts = [slope]
+    if len(kept) > 1:
+        parts = jax.lax.optimization_barrier([slope[:, part] for part in range(len(kept))])
+    return (tuple(tuple(part[layer] for part in parts) for layer in range(slope.shape[0])),)
 
 
 _placed.defvjp(_placed_forward, _placed_backward)
