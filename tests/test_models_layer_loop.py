@@ -137,6 +137,13 @@ def test_the_places_of_layers_are_read_when_the_program_runs():
     assert not any(":" in place for place in places)  # a constant is written with its type
 
 
+def test_the_loop_takes_cosines_and_sines_from_behind_a_barrier():
+    """So XLA:TPU cannot move them into the loop, where each layer would compute them again."""
+    written, scanned = (str(jaxpr(ALIKE, scan=scan)) for scan in (False, True))
+    assert "optimization_barrier" not in written and scanned.count("optimization_barrier") == 1
+    assert scanned.index("= cos") < scanned.index("optimization_barrier") < scanned.index("= scan[")
+
+
 def every_layer_has_the_first_window(monkeypatch):
     right = layer_loop.run
     monkeypatch.setattr(

@@ -50,8 +50,8 @@ class LayerLoop:
       the compiler chooses. XLA:GPU then turns the axes of each layer's weights in a kernel of its own.
     - paired: scanned, keys and values are one product, and gate and up too. XLA:TPU searches tiles for each product, and
       moves less for a pair. XLA:GPU gains nothing, and keeps more with the policy "projections".
-    - placed: scanned, each layer's weights are written into the stack at a place that is read when the program runs. XLA:TPU
-      then makes code for one write, and not for one of each layer. XLA:GPU copies the whole stack for some of the writes.
+    - placed: scanned, the program reads at which index of the stack it writes a layer's weights. XLA:TPU then makes code for
+      one write, and not for one of each layer. XLA:GPU copies the whole stack for some of the writes.
     - policy: a name of POLICIES, by which a layer is computed again in the backward pass. None: nothing is.
     """
 
@@ -125,7 +125,7 @@ def _scanned(
         weights = _weights(own, first.pairs, h.dtype, _placed if how.placed else _stack)
         weights = jax.tree.map(_row_major, weights) if how.row_major else weights
     turning, rotations = _kinds([id(turn[0]) for turn in turns])
-    # Behind a barrier, or XLA computes them again in every turn of the loop.
+    # Behind a barrier, or XLA:TPU computes them again in every turn of the loop.
     tables = [jax.lax.optimization_barrier(turns[index]) for index in rotations]
     seeing, whose = _kinds(windows)
     choices = [windows[index] for index in whose]
@@ -189,7 +189,7 @@ def _stack(layers: tuple[tuple[Array, ...], ...], dtype: Any) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _placed(layers: tuple[tuple[Array, ...], ...], dtype: Any) -> Array:
-    """Does the same as `_stack`. Each layer is written at a place that is no constant of the program."""
+    """Does the same as `_stack`. Each layer is written at an index that is no constant of the program."""
     places = jax.lax.optimization_barrier(jnp.arange(len(layers), dtype=jnp.int32))
     several, shape = (len(layers[0]),) if len(layers[0]) > 1 else (), layers[0][0].shape
     whole = jax.lax.empty((len(layers), *several, *shape), dtype)

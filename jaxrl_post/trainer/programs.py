@@ -100,7 +100,7 @@ def recipe(
         scan=on(scan_layers, platform),
         row_major=platform in ("gpu", "cuda"),
         paired=platform == "tpu" and model.lora is None,
-        placed=platform == "tpu" and meshes.vocab_shards(mesh) > 1,  # on one v5e it takes 1.4 times the temporaries
+        placed=platform == "tpu" and meshes.vocab_shards(mesh) > 1,  # whole weights would take more temporaries
         split=on(batch.split_head, platform),
         sums=jnp.dtype(optimizer.sums_dtype),
         mesh=mesh,

@@ -43,6 +43,14 @@ FAULTS = (
             "test_norms_are_stacked_as_they_are_and_matrices_in_the_dtype_of_the_computation",
         ),
         (
+            "rotation_without_a_barrier",
+            "_scanned",
+            "jax.lax.optimization_barrier(turns[index])",
+            "turns[index]",
+            "a TPU computes cosines and sines again in every layer",
+            "test_the_loop_takes_cosines_and_sines_from_behind_a_barrier",
+        ),
+        (
             "layers_are_placed_in_reverse",
             "_placed",
             "zip(places, layers, strict=True)",
