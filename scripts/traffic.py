@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import collectives
@@ -154,7 +154,7 @@ def _moved(program: Program, run: Run) -> float:
         return _copied(line.arrays[0 if line.operation == "copy-start" else 1], given[0].arrays[0])
     body = next((program.computations[name] for name in line.called if name in program.computations), None)
     if body is not None and line.operation in ("fusion", "fusion-start", "async-start"):
-        return _fused(body, given, line)
+        return _fused(_opened(program, body), given, line)
     if line.operation in UPDATES:
         return 2.0 * _near(given[UPDATES[line.operation]].arrays[0])
     if line.operation in SLICES:
@@ -175,6 +175,27 @@ def _near(array: Array) -> int:
 def _copied(made: Array, given: Array) -> float:
     """Returns the bytes of a copy: of its size where it is read, and where it is written."""
     return float(made.bytes * ((not made.place) + (not given.place)))
+
+
+def _opened(program: Program, body: Computation) -> Computation:
+    """Returns a fusion's lines. A fusion in it that changes a part in place stands there by its own lines."""
+    lines: list[Instruction] = []
+    for line in body.lines:
+        inner = next((program.computations[name] for name in line.called if name in program.computations), None)
+        changes = line.operation == "fusion" and inner is not None and inner.root.operation in UPDATES
+        lines.extend(_in_place_of(line, inner) if changes else [line])
+    return Computation(name=body.name, is_entry=False, lines=tuple(lines))
+
+
+def _in_place_of(fusion: Instruction, inner: Computation) -> Iterator[Instruction]:
+    """Yields a fusion's lines under names of their own. What it is given stands there as bitcasts."""
+    names = {one.name: f"{fusion.name}.{one.name}" for one in inner.lines} | {inner.root.name: fusion.name}
+    for one in inner.lines:
+        operation, rest = one.operation, re.sub(r"%([\w.\-]+)", lambda at: f"%{names.get(at[1], at[1])}", one.rest)
+        if operation == "parameter":
+            operation, rest = "bitcast", f"%{fusion.operands[int(rest.split(')')[0])]})"
+        root = fusion.root and one is inner.root
+        yield Instruction(name=names[one.name], made=one.made, operation=operation, rest=rest, root=root)
 
 
 def _fused(body: Computation, given: Sequence[Instruction], fusion: Instruction) -> float:

@@ -97,6 +97,22 @@ def test_rows_that_are_scattered_into_a_cache_count_alone():
     assert traffic.count(SCATTER).bytes() == 2 * 4 + 2 * (2 * 16 * 2)
 
 
+def test_rows_count_alone_where_their_fusion_stands_in_another():
+    """As a TPU's scatter does, behind a kernel's gather of the new rows."""
+    inner, entry = SCATTER.split("\nENTRY")
+    between = """
+%behind (a.1: bf16[64,16], at.1: s32[2,1], new.1: bf16[2,16]) -> bf16[64,16] {
+  %a.1 = bf16[64,16]{1,0} parameter(0)
+  %at.1 = s32[2,1]{1,0} parameter(1)
+  %new.1 = bf16[2,16]{1,0} parameter(2)
+  %twice = bf16[2,16]{1,0} add(%new.1, %new.1)
+  ROOT %out.1 = bf16[64,16]{1,0} fusion(%a.1, %at.1, %twice), kind=kCustom, calls=%put
+}
+"""
+    text = f"{inner}{between}\nENTRY{entry.replace('calls=%put', 'calls=%behind')}"
+    assert traffic.count(text).bytes() == traffic.count(SCATTER).bytes()
+
+
 def test_pages_that_the_engine_reads_by_hand():
     """256 rows of 28 heads, 7 padded to 8 for each of 4 keys: a tile of 64 holds 8 rows of one slot."""
 
