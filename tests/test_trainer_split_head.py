@@ -121,6 +121,23 @@ def test_nothing_of_the_vocabularys_size_crosses_chips_in_the_loop():
     assert [one for one in found if one.has_size(88, 44, 22, 11)]  # outside of the loop the matrix moves
 
 
+@pytest.mark.parametrize("exchange", [split_head._at_once, split_head._by_parts])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_an_exchange_changes_places_alone(exchange, axis):
+    """All chips together hold the same matrix as before, in both directions. A part is 3 ids by 20 weights."""
+    mesh, matrix = (
+        meshes.make_mesh(2, 2, 2),
+        np.arange(12 * 20, dtype=np.float32).reshape((12, 20) if axis == 0 else (20, 12)),
+    )
+
+    def moved(given, made, cut):
+        run = meshes.by_vocab_shards(mesh, lambda part: (exchange(part, cut),), axis, given, made)
+        return np.asarray(jax.jit(run)(matrix)[0])
+
+    np.testing.assert_array_equal(moved("h", "m", axis), matrix)
+    np.testing.assert_array_equal(moved("m", "h", 1 - axis), matrix)
+
+
 def test_one_device_has_nothing_to_split():
     assert [split_head.serves(meshes.make_mesh(*sizes)) for sizes in ((1, 1, 1), (4, 1, 1), (1, 2, 1), (1, 1, 2))] == [
         False,

@@ -358,11 +358,6 @@ def vocab_shards(mesh: Mesh) -> int:
     return mesh.shape[FSDP] * mesh.shape[TENSOR]
 
 
-def vocab_sharding(mesh: Mesh, axis: int) -> NamedSharding:
-    """Returns the sharding of the split head, a matrix whose vocabulary lies along `axis`. Its other axis is whole."""
-    return NamedSharding(mesh, _vocab_spec(axis))
-
-
 def by_rows_and_heads(sharding: NamedSharding | None, run: Callable) -> Callable:
     """Returns `run` over (q, k, v, segment ids) such that every device runs it on its own rows and heads.
 
@@ -383,9 +378,10 @@ def by_vocab_shards(mesh: Mesh, run: Callable, axis: int, given: str, made: str)
     Args:
       axis: of the vocabulary in the matrix.
       given, made: what each argument and each result is, one letter each: "r" is [B, ...] with rows over data x fsdp,
-        "m" is the matrix. A result "m" must be equal along data.
+        "m" is the matrix, and "h" the matrix as the learner's weights lie. A matrix made must be equal along data.
     """
-    specs = {"r": PartitionSpec(REPLICAS), "m": _vocab_spec(axis)}
+    at_home = _spec(("embed", "vocab") if axis else ("vocab", "embed"), LEARNER_RULES)
+    specs = {"r": PartitionSpec(REPLICAS), "m": _vocab_spec(axis), "h": at_home}
     ins, outs = (tuple(specs[letter] for letter in letters) for letters in (given, made))
     return jax.shard_map(run, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
 

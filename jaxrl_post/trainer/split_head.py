@@ -35,6 +35,7 @@ class _Head:
     - axis: of the vocabulary in the matrix: 0 for a tied embedding [V, D], 1 for a head [D, V]
     - width: tokens of each row in a chunk
     - dtype: in which activations and matrix are multiplied
+    - exchange: in which way chips give each other parts of the matrix
     """
 
     mesh: jax.sharding.Mesh
@@ -45,6 +46,7 @@ class _Head:
     temperature: float
     width: int
     dtype: Any
+    exchange: Callable[[Array, int], Array]
 
     @property
     def wide(self) -> Any:
@@ -102,6 +104,7 @@ def chosen(
         temperature=temperature,
         width=min(max(1, chunk // hidden.shape[0]), hidden.shape[1]),
         dtype=hidden.dtype,
+        exchange=_by_parts if mesh.devices.flat[0].platform == "tpu" else _at_once,
     )
     with jax.named_scope("split_head"):
         missing = -model.vocab_size % meshes.vocab_shards(mesh)
@@ -116,15 +119,15 @@ def _log_laws(head: _Head, hidden: Array, matrix: Array, targets: Array) -> tupl
 
 
 def _forward(head: _Head, hidden: Array, matrix: Array, targets: Array) -> tuple[tuple[Array, Array], tuple]:
-    parts = jax.lax.with_sharding_constraint(matrix.astype(head.dtype), meshes.vocab_sharding(head.mesh, head.axis))
-    logps, entropies, totals = head.on_shards(_laws_of_shard, "rmr", "rrr")(hidden, parts, targets)
+    run = head.on_shards(_laws_of_shard, "rhr", "rrrm")
+    logps, entropies, totals, parts = run(hidden, matrix.astype(head.dtype), targets)
     # An empty array carries the matrix's dtype: residuals are arrays.
     return (logps, entropies), (hidden, parts, targets, entropies, totals, jnp.empty((0,), matrix.dtype))
 
 
 def _backward(head: _Head, kept: tuple, slopes: tuple[Array, Array]) -> tuple[Array, Array, None]:
     hidden, parts, targets, entropies, totals, stored = kept
-    of_hidden, of_matrix = head.on_shards(_slopes_of_shard, "rmrrrrr", "rm")(
+    of_hidden, of_matrix = head.on_shards(_slopes_of_shard, "rmrrrrr", "rh")(
         hidden, parts, targets, entropies, totals, *slopes
     )
     return of_hidden, of_matrix.astype(stored.dtype), None
@@ -133,8 +136,12 @@ def _backward(head: _Head, kept: tuple, slopes: tuple[Array, Array]) -> tuple[Ar
 _log_laws.defvjp(_forward, _backward)
 
 
-def _laws_of_shard(head: _Head, hidden: Array, matrix: Array, targets: Array) -> tuple[Array, Array, Array]:
-    """Returns log-probs, entropies and the logarithm of the normaliser, [b, T] each, of this chip's rows."""
+def _laws_of_shard(head: _Head, hidden: Array, matrix: Array, targets: Array) -> tuple[Array, Array, Array, Array]:
+    """Returns log-probs, entropies and the logarithm of the normaliser, [b, T] each, of this chip's rows.
+
+    And this chip's part of the vocabulary. Given is what the chip holds of the matrix.
+    """
+    matrix = head.exchange(matrix, head.axis)
     ids, targets = head.ids(matrix), _gathered(targets)
 
     def one(_, piece):
@@ -151,13 +158,13 @@ def _laws_of_shard(head: _Head, hidden: Array, matrix: Array, targets: Array) ->
         return None, tuple(_own(x.reshape(goals.shape), piece[0].shape[0]) for x in found)
 
     _, parts = jax.lax.scan(one, None, (_cut(head, hidden), _cut(head, targets)))
-    return tuple(_joined(part, hidden.shape[1]) for part in parts)
+    return *(_joined(part, hidden.shape[1]) for part in parts), matrix
 
 
 def _slopes_of_shard(
     head: _Head, hidden: Array, matrix: Array, targets: Array, *per_token: Array
 ) -> tuple[Array, Array]:
-    """Returns the gradients of this chip's rows of `hidden`, and of its part of the matrix.
+    """Returns the gradients of this chip's rows of `hidden`, and of what it holds of the matrix.
 
     Args:
       per_token: entropies, totals, and the gradients by log-prob and by entropy, [b, T] each.
@@ -181,7 +188,33 @@ def _slopes_of_shard(
 
     pieces = _cut(head, hidden), tuple(_cut(head, _gathered(x)) for x in (targets, *per_token))
     of_matrix, parts = jax.lax.scan(one, jnp.zeros(matrix.shape, head.wide), pieces)
-    return _joined(parts, hidden.shape[1]), jax.lax.psum(of_matrix, meshes.DATA)
+    return _joined(parts, hidden.shape[1]), head.exchange(jax.lax.psum(of_matrix, meshes.DATA), 1 - head.axis)
+
+
+def _at_once(matrix: Array, cut: int) -> Array:
+    """Returns what a chip has after every chip along fsdp has given each other one a part of its matrix.
+
+    `cut` is the axis along which parts are taken. Those that a chip gets are joined along the other one.
+    """
+    return jax.lax.all_to_all(matrix, meshes.FSDP, cut, 1 - cut, tiled=True)
+
+
+def _by_parts(matrix: Array, cut: int) -> Array:
+    """Does the same as `_at_once`, and copies columns part by part.
+
+    A part's columns need not begin where a tile does. XLA:TPU writes much code for the shifts of all parts together.
+    """
+    count = jax.lax.axis_size(meshes.FSDP)
+    size, width = matrix.shape[cut] // count, matrix.shape[1]
+    if cut == 1:
+        parts = jax.lax.map(lambda i: jax.lax.dynamic_slice_in_dim(matrix, i * size, size, 1), jnp.arange(count))
+        return jax.lax.all_to_all(parts, meshes.FSDP, 0, 0).reshape(-1, size)
+    parts = jax.lax.all_to_all(matrix.reshape(count, size, width), meshes.FSDP, 0, 0)
+
+    def join(i, whole):
+        return jax.lax.dynamic_update_slice_in_dim(whole, parts[i], i * width, 1)
+
+    return jax.lax.fori_loop(0, count, join, jnp.zeros((size, count * width), matrix.dtype))
 
 
 def _gathered(x: Array) -> Array:

@@ -78,6 +78,22 @@ FAULTS = (
     *in_file(
         "jaxrl_post/trainer/split_head.py",
         (
+            "columns_of_the_first_part",
+            "_by_parts",
+            "jax.lax.dynamic_slice_in_dim(matrix, i * size, size, 1)",
+            "jax.lax.dynamic_slice_in_dim(matrix, 0 * i, size, 1)",
+            "every chip gets the same part of the vocabulary",
+            "test_an_exchange_changes_places_alone",
+        ),
+        (
+            "parts_over_each_other",
+            "_by_parts",
+            "whole, parts[i], i * width, 1",
+            "whole, parts[i], 0 * i, 1",
+            "parts of the matrix are written over each other",
+            "test_an_exchange_changes_places_alone",
+        ),
+        (
             "maximum_of_one_part",
             "_laws_of_shard",
             "jax.lax.pmax(jnp.max(scores, axis=-1, keepdims=True), meshes.VOCAB_SHARDS)",
@@ -124,6 +140,25 @@ FAULTS = (
             "ids < self.vocab",
             "ids without a meaning have a probability",
             "test_values_and_gradients_are_those_of_the_whole_head_in_x64",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/trainer/embedding_gradient.py",
+        (
+            "slopes_of_the_first_piece",
+            "in_pieces",
+            "slopes[piece][keys & (size - 1)]",
+            "slopes[0 * piece][keys & (size - 1)]",
+            "every piece adds the same slopes",
+            "test_whole_numbers_add_up_exactly",
+        ),
+        (
+            "key_is_too_short",
+            "in_pieces",
+            "1 << (31 - vocab.bit_length())",
+            "1 << 31",
+            "the largest tokens of a large vocabulary do not fit beside their places",
+            "test_a_key_holds_the_largest_tokens",
         ),
     ),
     *in_file(

@@ -126,7 +126,7 @@ def _kernels(record, name: str, dtype, bound: float) -> None:
 
 
 def _embeddings(record, name: str, dtype, bound: float) -> None:
-    """Compares whole learners whose embedding's gradient adds up in order, as on GPUs, on one device and on eight."""
+    """Compares whole learners whose embedding's gradient adds up as on GPUs and on TPUs, on one device and on eight."""
     import gradient_arms as arms
     import made_groups
     import pytest
@@ -135,11 +135,15 @@ def _embeddings(record, name: str, dtype, bound: float) -> None:
 
     groups = made_groups.groups()
     plain = arms.gradient(groups, dtype)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedding_gradient, "for_platform", embedding_gradient.in_order)
-        for where, how in (("", {}), ("_eight_scanned", EIGHT | SCANNED | dict(remat=True))):
-            far = arms.worst(arms.gradient(groups, dtype, **how), plain)
-            record.figure(f"{name}_learner_embedding_in_order{where}", far, at_most=bound)
+    for sums in (embedding_gradient.in_pairs, embedding_gradient.in_pieces):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(embedding_gradient, "PIECE", 64)  # several of these small batches
+            patch.setattr(
+                embedding_gradient, "for_platform", lambda mesh, sums=sums: embedding_gradient.in_order(mesh, sums)
+            )
+            for where, how in (("", {}), ("_eight_scanned", EIGHT | SCANNED | dict(remat=True))):
+                far = arms.worst(arms.gradient(groups, dtype, **how), plain)
+                record.figure(f"{name}_learner_embedding_{sums.__name__}{where}", far, at_most=bound)
 
 
 def _tests(record, part: str, tests: tuple[str, ...], expected: int) -> None:
