@@ -211,10 +211,12 @@ def _by_parts(matrix: Array, cut: int) -> Array:
         return jax.lax.all_to_all(parts, meshes.FSDP, 0, 0).reshape(-1, size)
     parts = jax.lax.all_to_all(matrix.reshape(count, size, width), meshes.FSDP, 0, 0)
 
-    def join(i, whole):
-        return jax.lax.dynamic_update_slice_in_dim(whole, parts[i], i * width, 1)
-
-    return jax.lax.fori_loop(0, count, join, jnp.zeros((size, count * width), matrix.dtype))
+    # Written out, as a loop would hold its arrays twice. Places that are read at run time let XLA:TPU make one code for all.
+    places = jax.lax.optimization_barrier(jnp.arange(count) * width)
+    whole = jax.lax.empty((size, count * width), matrix.dtype)
+    for part in range(count):
+        whole = jax.lax.dynamic_update_slice_in_dim(whole, parts[part], places[part], 1)
+    return whole
 
 
 def _gathered(x: Array) -> Array:

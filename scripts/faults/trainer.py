@@ -88,8 +88,8 @@ FAULTS = (
         (
             "parts_over_each_other",
             "_by_parts",
-            "whole, parts[i], i * width, 1",
-            "whole, parts[i], 0 * i, 1",
+            "parts[part], places[part], 1",
+            "parts[part], places[0], 1",
             "parts of the matrix are written over each other",
             "test_an_exchange_changes_places_alone",
         ),
