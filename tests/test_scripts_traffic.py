@@ -98,7 +98,7 @@ def test_rows_that_are_scattered_into_a_cache_count_alone():
 
 
 def test_rows_count_alone_where_their_fusion_stands_in_another():
-    """As a TPU's scatter does, behind a kernel's gather of the new rows."""
+    """A TPU's scatter stands so, beside the line that makes the new rows."""
     inner, entry = SCATTER.split("\nENTRY")
     between = """
 %behind (a.1: bf16[64,16], at.1: s32[2,1], new.1: bf16[2,16]) -> bf16[64,16] {

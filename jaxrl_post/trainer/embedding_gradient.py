@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_post.parallel import mesh as meshes
 
-PIECE = 4096  # tokens that a TPU sorts at once
+PIECE = 4096  # tokens that a TPU sorts at once, a power of two
 
 
 def for_platform(mesh: jax.sharding.Mesh) -> Callable | None:

@@ -35,7 +35,7 @@ class _Head:
     - axis: of the vocabulary in the matrix: 0 for a tied embedding [V, D], 1 for a head [D, V]
     - width: tokens of each row in a chunk
     - dtype: in which activations and matrix are multiplied
-    - exchange: in which way chips give each other parts of the matrix
+    - exchange: how the chips along fsdp exchange parts of the matrix, `_at_once` or `_by_parts`
     """
 
     mesh: jax.sharding.Mesh
@@ -139,7 +139,10 @@ _log_laws.defvjp(_forward, _backward)
 def _laws_of_shard(head: _Head, hidden: Array, matrix: Array, targets: Array) -> tuple[Array, Array, Array, Array]:
     """Returns log-probs, entropies and the logarithm of the normaliser, [b, T] each, of this chip's rows.
 
-    And this chip's part of the vocabulary. Given is what the chip holds of the matrix.
+    The fourth result is the matrix for this chip's part of the vocabulary.
+
+    Args:
+      matrix: what this chip holds of the learner's weights: a part of D, for the vocabulary of all chips along fsdp.
     """
     matrix = head.exchange(matrix, head.axis)
     ids, targets = head.ids(matrix), _gathered(targets)
@@ -164,9 +167,10 @@ def _laws_of_shard(head: _Head, hidden: Array, matrix: Array, targets: Array) ->
 def _slopes_of_shard(
     head: _Head, hidden: Array, matrix: Array, targets: Array, *per_token: Array
 ) -> tuple[Array, Array]:
-    """Returns the gradients of this chip's rows of `hidden`, and of what it holds of the matrix.
+    """Returns the gradients of this chip's rows of `hidden`, and of what it holds of the learner's weights.
 
     Args:
+      matrix: for this chip's part of the vocabulary.
       per_token: entropies, totals, and the gradients by log-prob and by entropy, [b, T] each.
     """
     ids = head.ids(matrix)
@@ -192,17 +196,18 @@ def _slopes_of_shard(
 
 
 def _at_once(matrix: Array, cut: int) -> Array:
-    """Returns what a chip has after every chip along fsdp has given each other one a part of its matrix.
+    """Returns this chip's matrix after an exchange along fsdp.
 
-    `cut` is the axis along which parts are taken. Those that a chip gets are joined along the other one.
+    Every chip cuts its matrix along the axis `cut` and sends one part to each chip. It joins the parts that it receives along
+    the other axis.
     """
     return jax.lax.all_to_all(matrix, meshes.FSDP, cut, 1 - cut, tiled=True)
 
 
 def _by_parts(matrix: Array, cut: int) -> Array:
-    """Does the same as `_at_once`, and copies columns part by part.
+    """Does the same as `_at_once`. Columns are copied part by part.
 
-    A part's columns need not begin where a tile does. XLA:TPU writes much code for the shifts of all parts together.
+    A part's columns need not begin where a tile does. XLA:TPU writes much code to shift all parts together.
     """
     count = jax.lax.axis_size(meshes.FSDP)
     size, width = matrix.shape[cut] // count, matrix.shape[1]
@@ -211,7 +216,7 @@ def _by_parts(matrix: Array, cut: int) -> Array:
         return jax.lax.all_to_all(parts, meshes.FSDP, 0, 0).reshape(-1, size)
     parts = jax.lax.all_to_all(matrix.reshape(count, size, width), meshes.FSDP, 0, 0)
 
-    # Written out, as a loop would hold its arrays twice. Places that are read at run time let XLA:TPU make one code for all.
+    # No loop: XLA:TPU would hold the arrays twice. It makes one code for all parts because their places are read at run time.
     places = jax.lax.optimization_barrier(jnp.arange(count) * width)
     whole = jax.lax.empty((size, count * width), matrix.dtype)
     for part in range(count):

@@ -137,7 +137,7 @@ def _embeddings(record, name: str, dtype, bound: float) -> None:
     plain = arms.gradient(groups, dtype)
     for sums in (embedding_gradient.in_pairs, embedding_gradient.in_pieces):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(embedding_gradient, "PIECE", 64)  # several of these small batches
+            patch.setattr(embedding_gradient, "PIECE", 64)  # so that a small batch has several
             patch.setattr(
                 embedding_gradient, "for_platform", lambda mesh, sums=sums: embedding_gradient.in_order(mesh, sums)
             )
