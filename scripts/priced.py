@@ -89,7 +89,7 @@ def steps_of(folder: Path) -> list[Step]:
             Step(
                 dispatches=tuple((one["steps"], one["rows"]) for one in mine),
                 begins=sum(one["clock"] < clock for one in mine),
-                tokens=int(row["perf/total_num_tokens"]),
+                tokens=int(row["rollout/num_tokens"]),
             )
         )
     return out

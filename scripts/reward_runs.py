@@ -1,7 +1,7 @@
 """Real runs of several arms under the prices of devices that are not there, and their time to a reward.
 
 A run is made once for each key, by one of two processes (scripts/priced_runs.py). Its steps are priced by
-scripts/priced.py. Arms that share all devices decide without prices: one run of theirs is priced many times.
+scripts/priced.py. Settings that share all devices decide without prices: one run of theirs is priced many times.
 """
 
 from __future__ import annotations
@@ -41,11 +41,17 @@ PRICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One way to run an arm. `rollouts`: of an optimizer step. `slots`: of the engine."""
+    """One way to run an arm.
+
+    - rollouts: of an optimizer step.
+    - slots: of the engine.
+    - placement: shared or split, as in scripts/cost_tables.py.
+    """
 
     overrides: tuple[str, ...]
     rollouts: int
     slots: int
+    placement: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +73,9 @@ class Runs:
         self._name, self._workload, self._jobs, self._found = name, workload, jobs, {}
 
     def of(self, arm: str, at: int, slice_: str, price: str, seed: int) -> tuple:
-        """Returns the key of a run. Arms that share all devices decide without prices."""
-        return (arm, at, seed, *((slice_, price) if arm == "pipeline" else ()))
+        """Returns the key of a run. Settings that share all devices decide without prices."""
+        split = self._workload.arms[arm][at].placement == "split"
+        return (arm, at, seed, *((slice_, price) if split else ()))
 
     def make(self, keys: Iterable[tuple]) -> None:
         """Makes the runs that are missing."""
@@ -80,7 +87,7 @@ class Runs:
         workload, setting = self._workload, self._workload.arms[arm][at]
         steps = math.ceil((LONGER if arm == "pipeline" else 1.0) * workload.trained / setting.rollouts)
         overrides = [*workload.overrides, *setting.overrides, f"steps={steps}", f"seed={seed}"]
-        table = _price(slice_, arm, price).table() if slice_ else None
+        table = _price(slice_, setting, price).table() if slice_ else None
         return {"config": workload.config, "overrides": overrides, "table": table}
 
     def found(self, key: tuple) -> dict:
@@ -93,7 +100,7 @@ class Runs:
         arm, at, seed = key[:3]
         setting, run = self._workload.arms[arm][at], self.found(key)
         steps = [priced.Step(dispatches=tuple(map(tuple, d)), begins=b, tokens=t) for d, b, t in run["steps"]]
-        parts = priced.seconds(steps, _price(slice_, arm, price), setting.slots)
+        parts = priced.seconds(steps, _price(slice_, setting, price), setting.slots)
         first = reached(run["rewards"], self._target(seed), self._width(setting))
         means = {part: statistics.mean(getattr(one, part) for one in parts) for part in ("engine", "learner", "waited")}
         return means | {
@@ -118,8 +125,8 @@ def reached(rewards: Sequence[float], target: float, width: int) -> int | None:
     return None
 
 
-def _price(slice_: str, arm: str, price: str):
-    return cost_tables.read(slice_, "split" if arm == "pipeline" else "shared").scaled(**PRICES[price])
+def _price(slice_: str, setting: Setting, price: str):
+    return cost_tables.read(slice_, setting.placement).scaled(**PRICES[price])
 
 
 class Jobs:

@@ -52,8 +52,8 @@ def logs(**changes) -> dict:
     """Two optimizer steps: the first is handed over at clock 4 and published at 9, the second at 9 at once."""
     dispatches = [{"purpose": "train", "clock": c, "steps": n, "rows": 8} for c, n in ((0, 4), (4, 5), (9, 2))]
     rows = [
-        {"actor/lr": 1.0, "step": 1, "rows/dispatches": 2.0, "rows/steps": 9.0, "perf/total_num_tokens": 30.0},
-        {"actor/lr": 1.0, "step": 2, "rows/dispatches": 1.0, "rows/steps": 2.0, "perf/total_num_tokens": 7.0},
+        {"actor/lr": 1.0, "step": 1, "rows/dispatches": 2.0, "rows/steps": 9.0, "rollout/num_tokens": 30.0},
+        {"actor/lr": 1.0, "step": 2, "rows/dispatches": 1.0, "rows/steps": 2.0, "rollout/num_tokens": 7.0},
         {"eval/accuracy": 1.0, "step": 2},
     ]
     takes = [(4, False), (9, True), (11, True)]
@@ -67,6 +67,18 @@ def test_steps_are_read_from_the_logs(tmp_path):
         priced.Step(dispatches=((4, 8), (5, 8)), begins=1, tokens=30),
         priced.Step(dispatches=((2, 8),), begins=1, tokens=7),
     ]
+
+
+def test_a_step_whose_weights_are_not_published_has_no_dispatches(tmp_path):
+    """Two batches were ready at clock 9. The row of the first has no counts of engine steps."""
+    told = logs()
+    between = {"actor/lr": 1.0, "step": 2, "rollout/num_tokens": 7.0}
+    rows = [told["metrics"][0], between, told["metrics"][1] | {"step": 3}]
+    log = [*told["scheduler_log"], {"event": "take", "clock": 11, "commit": True}]
+    write(tmp_path, **told | {"metrics": rows, "scheduler_log": log})
+    _, second, third = priced.steps_of(tmp_path)
+    assert second == priced.Step(dispatches=(), begins=0, tokens=7)
+    assert third == priced.Step(dispatches=((2, 8),), begins=1, tokens=7)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +116,31 @@ def test_a_scaled_price_changes_what_it_says():
     assert (dear.train_token_s, dear.train_step_s, dear.publish_s) == (0.125, 2.0, 100.0)
     figures = dear.table()["figures"]
     assert figures == {"step_s": {"1": 2.0, "3": 3.0}, "train_token_s": 0.125, "train_step_s": 2.0}
+
+
+def test_runs_on_shared_devices_are_made_once_for_all_prices():
+    """A run on split devices decides by its price. One on shared devices does not, and is priced by another table."""
+    shared, split = (
+        reward_runs.Setting(overrides=(), rollouts=2, slots=2, placement=placement) for placement in ("shared", "split")
+    )
+    workload = reward_runs.Workload(
+        config="c", overrides=(), group=1, trained=4, window=2, arms={"pipeline": [shared, split]}
+    )
+    runs = reward_runs.Runs("made", workload, Made())
+    keys = [runs.of("pipeline", at, "8xh100", price, 7) for at in (0, 1) for price in reward_runs.PRICES]
+    assert len(set(keys)) == 1 + len(reward_runs.PRICES)
+    runs.make(keys)
+    told = json.loads(runs.found(keys[-1])["job"])
+    assert told["overrides"] == ["steps=3", "seed=7"]
+    dear = cost_tables.read("8xh100", "split").scaled(train=2.0)
+    assert told["table"] == dear.table() and json.loads(runs.found(keys[0])["job"])["table"] is None
+
+
+class Made:
+    """Jobs that return themselves."""
+
+    def all(self, jobs):
+        return [{"job": json.dumps(job)} for _, job in jobs]
 
 
 def test_the_first_step_whose_window_reaches_the_target():

@@ -3,15 +3,17 @@
 Runs are real: a small policy learns, and its tokens are as stale as their log-probs say. Decisions follow a table of
 what Qwen2.5-7B costs on 8 H100 or on v5e-16. The same table prices engine steps, dispatches and optimizer steps.
 scripts/cost_tables.py wrote the tables, scripts/tables/, before any run. The engine of the run, one replica on a CPU,
-stands for all replicas in lock-step. Pipelined runs have half of the devices for the learner. Other runs share all.
+stands for all replicas in lock-step. Synchronous and tail-batched runs share all devices between engine and learner. So
+do pipelined runs of the placement `shared`, in which the engine rests during an optimizer step. Those of the placement
+`split` have half of the devices for the learner, and the engine goes on.
 
 Every arm tries the same number of settings on seeds of its own. Each takes the one with the least median time to the
 reward, for each slice. The reward is nine tenths of what synchronous rounds with their first setting reach at the end of that
 seed's run. It is a mean over a window of rollouts. A ratio is of medians over SEEDS, with a bootstrap interval.
 
-Four other prices have launches or training at half or twice their cost. Synchronous and tail-batched rounds decide
-without prices, so their runs are priced again, and each takes its best setting under the price. The pipeline runs
-again under every price, with the setting of the first. Drafts are off in every arm. The pipeline's four settings were
+Four other prices have launches or training at half or twice their cost, and every arm takes its best setting under each.
+Runs on shared devices decide without prices, so that they are priced again. Runs on split devices are made again under
+every price. Drafts are off in every arm. The pipeline's settings on split devices, and the demo's on shared ones, were
 found by trials on the seeds of TRIED_ON.
 
 MINUTES is the aim, which the show does not meet. The results file has the seconds of a whole run. A killed show goes on
@@ -40,11 +42,12 @@ PIPED = (
     "scheduler.ahead=16",
     "algorithm.prox_logp_method=loglinear",
     "algorithm.rollout_is=token",
-    "mesh.engine=1",
 )
 
 
-def _setting(group: int, prompts: int, slots: int, dispatch: int, refill: int, *more: str) -> Setting:
+def _setting(
+    group: int, prompts: int, slots: int, dispatch: int, refill: int, *more: str, placement: str = "shared"
+) -> Setting:
     overrides = (
         f"scheduler.prompts={prompts}",
         f"engine.slots={slots}",
@@ -52,13 +55,15 @@ def _setting(group: int, prompts: int, slots: int, dispatch: int, refill: int, *
         f"engine.refill_slots={refill}",
         *more,
     )
-    return Setting(overrides=overrides, rollouts=prompts * group, slots=slots)
+    return Setting(overrides=overrides, rollouts=prompts * group, slots=slots, placement=placement)
 
 
-def _arms(group: int, prompts: Sequence[int], piped: Sequence[tuple[int, int, int, int]]) -> dict[str, list[Setting]]:
+def _arms(
+    group: int, prompts: Sequence[int], piped: Sequence[tuple[str, int, int, int, int]]
+) -> dict[str, list[Setting]]:
     """Returns four settings of each arm.
 
-    `piped`: prompts, slots, the bound of staleness, and the groups that may wait for the learner."""
+    `piped`: placement, prompts, slots, the bound of staleness, and the groups that may wait for the learner."""
     return {
         "sync": [
             _setting(group, many, many * group, dispatch, many * group // 2, "scheduler.name=sync", *PLAIN)
@@ -81,9 +86,18 @@ def _arms(group: int, prompts: Sequence[int], piped: Sequence[tuple[int, int, in
         ],
         "pipeline": [
             _setting(
-                group, many, slots, 4, 4, *PIPED, f"scheduler.max_staleness={bound}", f"scheduler.max_ready={ready}"
+                group,
+                many,
+                slots,
+                4,
+                4,
+                *PIPED,
+                f"mesh.engine={int(placement == 'split')}",
+                f"scheduler.max_staleness={bound}",
+                f"scheduler.max_ready={ready}",
+                placement=placement,
             )
-            for many, slots, bound, ready in piped
+            for placement, many, slots, bound, ready in piped
         ],
     }
 
@@ -95,7 +109,11 @@ WORKLOADS = {
         group=2,
         trained=36 * 96,
         window=960,
-        arms=_arms(2, (48, 24), ((48, 64, 6, 48), (48, 96, 8, 60), (24, 48, 8, 24), (24, 64, 8, 30))),
+        arms=_arms(
+            2,
+            (48, 24),
+            (("split", 48, 96, 8, 60), ("split", 24, 48, 8, 24), ("shared", 48, 96, 8, 0), ("shared", 24, 48, 8, 0)),
+        ),
     ),
     "stories": Workload(
         config="configs/stories.py",
@@ -103,7 +121,11 @@ WORKLOADS = {
         group=8,
         trained=22 * 64,
         window=320,
-        arms=_arms(8, (8, 4), ((8, 64, 6, 8), (8, 96, 8, 12), (4, 32, 6, 4), (4, 48, 8, 6))),
+        arms=_arms(
+            8,
+            (8, 4),
+            (("split", 8, 96, 8, 12), ("split", 4, 48, 8, 6), ("shared", 8, 64, 8, 0), ("shared", 4, 32, 8, 0)),
+        ),
     ),
 }
 
@@ -120,9 +142,9 @@ def show(record) -> None:
 
 
 def _compare(record, name: str, workload: Workload, runs: Runs) -> None:
-    runs.make(runs.of(arm, at, slice_, "", seed) for arm, at, slice_ in _all(workload) for seed in TRIED_ON)
+    runs.make(runs.of(arm, at, slice_, price, seed) for arm, at, slice_, price in _all(workload) for seed in TRIED_ON)
     best = {
-        (arm, slice_, price): _best(workload, runs, arm, slice_, price if arm != "pipeline" else "")
+        (arm, slice_, price): _best(workload, runs, arm, slice_, price)
         for arm in workload.arms
         for slice_ in SLICES
         for price in PRICES
@@ -130,10 +152,10 @@ def _compare(record, name: str, workload: Workload, runs: Runs) -> None:
     runs.make(runs.of("sync", 0, slice_, "", seed) for slice_ in SLICES for seed in SEEDS)
     runs.make(runs.of(arm, at, slice_, price, seed) for (arm, slice_, price), at in best.items() for seed in SEEDS)
     for slice_ in SLICES:
-        for arm in workload.arms:
-            chosen = workload.arms[arm][best[arm, slice_, ""]]
-            record.figure(f"{name}.{slice_}.{arm}.setting", list(chosen.overrides))
         for price in PRICES:
+            for arm in workload.arms:
+                chosen = workload.arms[arm][best[arm, slice_, price]]
+                record.figure(f"{name}.{slice_}{price}.{arm}.setting", list(chosen.overrides))
             _ratios(
                 record, name, workload, runs, slice_, price, {arm: best[arm, slice_, price] for arm in workload.arms}
             )
@@ -143,9 +165,13 @@ def _compare(record, name: str, workload: Workload, runs: Runs) -> None:
     record.figure(f"{name}.mean_staleness", statistics.mean(one["stale"] for one in found))
 
 
-def _all(workload: Workload) -> Iterable[tuple[str, int, str]]:
+def _all(workload: Workload) -> Iterable[tuple[str, int, str, str]]:
     return (
-        (arm, at, slice_) for arm, all_of in workload.arms.items() for at in range(len(all_of)) for slice_ in SLICES
+        (arm, at, slice_, price)
+        for arm, all_of in workload.arms.items()
+        for at in range(len(all_of))
+        for slice_ in SLICES
+        for price in PRICES
     )
 
 
