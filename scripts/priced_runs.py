@@ -1,22 +1,26 @@
 """Runs training jobs one after another in one process: a JSON object a line in, a JSON object a line out.
 
 A job is {"config", "overrides", "table"}, where `table` is the object of an engine.cost_table file or null. It returns
-{"rewards", "steps", "oldest", "stale"}, by optimizer step; `steps` are those of scripts/priced.py. One process compiles
-less than a process a job would.
+{"rewards", "scored", "steps", "oldest", "stale"}. The first three are by optimizer step: `steps` are those of
+scripts/priced.py, and the others those of `scores`. One process compiles less than a process a job would.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+SETTLED = ("trained", "filtered", "refused")
 QUIET = ("eval=default", "eval.prompts=0", "checkpoint.every=0", "trace_rounds=0")
 
 
@@ -74,12 +78,32 @@ def run(job: dict) -> dict:
                 raise RuntimeError(f"the run failed: {arguments}")
         rows = [row for row in metrics.read(place / "metrics.jsonl") if "training/global_step" in row]
         steps = [dataclasses.astuple(step) for step in priced.steps_of(place)]
+        rewards, scored = scores(place, rows)
     return {
-        "rewards": [row["critic/score/mean"] for row in rows],
+        "rewards": rewards,
+        "scored": scored,
         "steps": steps,
         "oldest": max(row["off_policy/max"] for row in rows),
         "stale": sum(row["off_policy/mean"] for row in rows) / len(rows),
     }
+
+
+def scores(folder: Path, rows: Sequence[Mapping]) -> tuple[list[float], list[int]]:
+    """Returns the mean reward and the number of the rollouts that were scored for each optimizer step.
+
+    A step has as many groups, in the order of their scores, as it trained on or left out. So groups that a filter leaves
+    out count in the mean. The groups that it trains on would say nothing: their rewards always differ.
+
+    Raises:
+      ValueError: fewer rollouts were scored than the steps have.
+    """
+    size = json.loads((folder / "config.json").read_text())["scheduler"]["group_size"]
+    found = [json.loads(line)["reward"] for line in (folder / "rewards.jsonl").read_text().splitlines()]
+    counts = [size * int(sum(row.get(f"sched/num_groups_{what}", 0.0) for what in SETTLED)) for row in rows]
+    if sum(counts) > len(found) or not all(counts):
+        raise ValueError(f"{folder}: {len(found)} rollouts were scored, its steps have {counts}")
+    ends = itertools.accumulate(counts)
+    return [statistics.mean(found[end - count : end]) for count, end in zip(counts, ends, strict=True)], counts
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import priced
 import priced_runs
 
 SHARE = 0.9  # of what synchronous rounds reach in the end
+FILTERED = 0.4  # of the steps of other runs: a step without groups of equal rewards teaches more
 LONGER = 1.2  # a pipelined run has so many times the rollouts, because stale tokens may teach less
 # Stories end with their paragraph or with the word that pays. 13 is the line feed of the tokenizer.
 STORIES = (
@@ -46,21 +47,22 @@ class Setting:
     - rollouts: of an optimizer step.
     - slots: of the engine.
     - placement: shared or split, as in scripts/cost_tables.py.
+    - filtered: groups of equal accuracies are left out and replaced, as DAPO does (arXiv 2503.14476).
     """
 
     overrides: tuple[str, ...]
     rollouts: int
     slots: int
     placement: str
+    filtered: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A config, its overrides, the rollouts of a group, and how many rollouts a run and a window have."""
+    """A config, its overrides, and how many rollouts a run without a filter and a window have."""
 
     config: str
     overrides: tuple[str, ...]
-    group: int
     trained: int
     window: int
     arms: dict[str, list[Setting]]
@@ -85,7 +87,8 @@ class Runs:
 
     def _job(self, arm: str, at: int, seed: int, slice_: str = "", price: str = "") -> dict:
         workload, setting = self._workload, self._workload.arms[arm][at]
-        steps = math.ceil((LONGER if arm == "pipeline" else 1.0) * workload.trained / setting.rollouts)
+        share = FILTERED if setting.filtered else LONGER if arm == "pipeline" else 1.0
+        steps = math.ceil(share * workload.trained / setting.rollouts)
         overrides = [*workload.overrides, *setting.overrides, f"steps={steps}", f"seed={seed}"]
         table = _price(slice_, setting, price).table() if slice_ else None
         return {"config": workload.config, "overrides": overrides, "table": table}
@@ -101,27 +104,35 @@ class Runs:
         setting, run = self._workload.arms[arm][at], self.found(key)
         steps = [priced.Step(dispatches=tuple(map(tuple, d)), begins=b, tokens=t) for d, b, t in run["steps"]]
         parts = priced.seconds(steps, _price(slice_, setting, price), setting.slots)
-        first = reached(run["rewards"], self._target(seed), self._width(setting))
+        first = reached(run["rewards"], run["scored"], self._target(seed), self._workload.window)
         means = {part: statistics.mean(getattr(one, part) for one in parts) for part in ("engine", "learner", "waited")}
         return means | {
             "step": statistics.mean(one.all for one in parts),
             "seconds": sum(one.all for one in parts[:first]) if first else math.inf,
-            "rollouts": first * setting.rollouts if first else math.inf,
+            "rollouts": sum(run["scored"][:first]) if first else math.inf,
         }
 
     def _target(self, seed: int) -> float:
-        run, setting = self.found(("sync", 0, seed)), self._workload.arms["sync"][0]
-        return SHARE * statistics.mean(run["rewards"][-self._width(setting) :])
-
-    def _width(self, setting: Setting) -> int:
-        return max(1, self._workload.window // setting.rollouts)
+        run = self.found(("sync", 0, seed))
+        return SHARE * last(run["rewards"], run["scored"], self._workload.window)
 
 
-def reached(rewards: Sequence[float], target: float, width: int) -> int | None:
-    """Returns the first step at whose end the mean reward of `width` steps reaches the target, counted from 1."""
-    for step in range(width, len(rewards) + 1):
-        if statistics.mean(rewards[step - width : step]) >= target:
+def reached(rewards: Sequence[float], scored: Sequence[int], target: float, window: int) -> int | None:
+    """Returns the first step, counted from 1, at whose end the mean reward of the last rollouts reaches the target."""
+    for step in range(1, len(rewards) + 1):
+        mean = last(rewards[:step], scored[:step], window)
+        if mean is not None and mean >= target:
             return step
+    return None
+
+
+def last(rewards: Sequence[float], scored: Sequence[int], window: int) -> float | None:
+    """Returns the mean reward of the last steps that have `window` scored rollouts together; None: all have fewer."""
+    many = total = 0.0
+    for reward, count in zip(reversed(rewards), reversed(scored), strict=True):
+        many, total = many + count, total + count * reward
+        if many >= window:
+            return total / many
     return None
 
 

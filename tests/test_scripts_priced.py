@@ -121,11 +121,10 @@ def test_a_scaled_price_changes_what_it_says():
 def test_runs_on_shared_devices_are_made_once_for_all_prices():
     """A run on split devices decides by its price. One on shared devices does not, and is priced by another table."""
     shared, split = (
-        reward_runs.Setting(overrides=(), rollouts=2, slots=2, placement=placement) for placement in ("shared", "split")
+        reward_runs.Setting(overrides=(), rollouts=2, slots=2, placement=placement, filtered=False)
+        for placement in ("shared", "split")
     )
-    workload = reward_runs.Workload(
-        config="c", overrides=(), group=1, trained=4, window=2, arms={"pipeline": [shared, split]}
-    )
+    workload = reward_runs.Workload(config="c", overrides=(), trained=4, window=2, arms={"pipeline": [shared, split]})
     runs = reward_runs.Runs("made", workload, Made())
     keys = [runs.of("pipeline", at, "8xh100", price, 7) for at in (0, 1) for price in reward_runs.PRICES]
     assert len(set(keys)) == 1 + len(reward_runs.PRICES)
@@ -144,10 +143,28 @@ class Made:
 
 
 def test_the_first_step_whose_window_reaches_the_target():
-    rewards = [0.0, 1.0, 0.0, 1.0, 1.0]
-    assert reward_runs.reached(rewards, 1.0, 2) == 5
-    assert reward_runs.reached(rewards, 0.5, 2) == 2
-    assert reward_runs.reached(rewards, 0.9, 3) is None
+    rewards, even = [0.0, 1.0, 0.0, 1.0, 1.0], [4] * 5
+    assert reward_runs.reached(rewards, even, 1.0, 8) == 5
+    assert reward_runs.reached(rewards, even, 0.5, 8) == 2
+    assert reward_runs.reached(rewards, even, 0.9, 12) is None
+
+
+def test_a_window_weighs_steps_by_their_scored_rollouts():
+    """The last 6 rollouts are those of two steps: (4 * 0.5 + 2 * 1) / 6."""
+    assert reward_runs.last([0.0, 0.5, 1.0], [8, 4, 2], 6) == pytest.approx(4 / 6)
+    assert reward_runs.last([0.0, 0.5], [8, 4], 13) is None
+    assert reward_runs.reached([0.0, 0.5, 1.0], [8, 4, 2], 0.6, 6) == 3
+
+
+def test_a_step_has_the_scores_of_groups_that_a_filter_leaves_out(tmp_path):
+    """Groups of two. The first step trains on one and leaves two out, the second trains on one and refuses one."""
+    (tmp_path / "config.json").write_text(json.dumps({"scheduler": {"group_size": 2}}))
+    write(tmp_path, rewards=[{"reward": float(one)} for one in (1, 0, 1, 1, 1, 1, 0, 1, 0, 0, 7)])
+    trained = {"sched/num_groups_trained": 1.0}
+    rows = [trained | {"sched/num_groups_filtered": 2.0}, trained | {"sched/num_groups_refused": 1.0}]
+    assert priced_runs.scores(tmp_path, rows) == ([5 / 6, 1 / 4], [6, 4])
+    with pytest.raises(ValueError, match="11 rollouts were scored, its steps have"):
+        priced_runs.scores(tmp_path, [*rows, trained])
 
 
 def test_a_ratio_of_medians():
@@ -164,7 +181,7 @@ def test_a_job_runs_in_a_process_of_its_own():
         answer = worker.run({"config": "configs/demo_long_tail.py", "overrides": SMALL, "table": table})
     finally:
         worker.close()
-    assert len(answer["rewards"]) == len(answer["steps"]) == 2 and answer["oldest"] <= 1
+    assert len(answer["rewards"]) == len(answer["steps"]) == 2 and answer["scored"] == [8, 8] and answer["oldest"] <= 1
     assert all(tokens > 0 and dispatches for dispatches, _, tokens in answer["steps"][:1])
 
 

@@ -9,7 +9,9 @@ do pipelined runs of the placement `shared`, in which the engine rests during an
 
 Every arm tries the same number of settings on seeds of its own. Each takes the one with the least median time to the
 reward, for each slice. The reward is nine tenths of what synchronous rounds with their first setting reach at the end of that
-seed's run. It is a mean over a window of rollouts. A ratio is of medians over SEEDS, with a bootstrap interval.
+seed's run. It is a mean over a window of rollouts, trained on or not. A ratio is of medians over SEEDS, with a bootstrap
+interval. On the demo every arm also has settings that leave out groups of equal rewards. Full slots make such a step
+cheap for the pipeline, while rounds wait for several waves.
 
 Four other prices have launches or training at half or twice their cost, and every arm takes its best setting under each.
 Runs on shared devices decide without prices, so that they are priced again. Runs on split devices are made again under
@@ -25,7 +27,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import intervals
 from reward_runs import PRICES, STORIES, Jobs, Runs, Setting, Workload
@@ -43,10 +45,18 @@ PIPED = (
     "algorithm.prox_logp_method=loglinear",
     "algorithm.rollout_is=token",
 )
+FILTER = ("scheduler.filter_groups=true", "scheduler.max_waves=100")
 
 
 def _setting(
-    group: int, prompts: int, slots: int, dispatch: int, refill: int, *more: str, placement: str = "shared"
+    group: int,
+    prompts: int,
+    slots: int,
+    dispatch: int,
+    refill: int,
+    *more: str,
+    filtered: bool,
+    placement: str = "shared",
 ) -> Setting:
     overrides = (
         f"scheduler.prompts={prompts}",
@@ -54,78 +64,70 @@ def _setting(
         f"engine.steps_per_dispatch={dispatch}",
         f"engine.refill_slots={refill}",
         *more,
+        *(FILTER if filtered else ()),
     )
-    return Setting(overrides=overrides, rollouts=prompts * group, slots=slots, placement=placement)
+    return Setting(overrides=overrides, rollouts=prompts * group, slots=slots, placement=placement, filtered=filtered)
 
 
-def _arms(
-    group: int, prompts: Sequence[int], piped: Sequence[tuple[str, int, int, int, int]]
-) -> dict[str, list[Setting]]:
-    """Returns four settings of each arm.
-
-    `piped`: placement, prompts, slots, the bound of staleness, and the groups that may wait for the learner."""
-    return {
-        "sync": [
-            _setting(group, many, many * group, dispatch, many * group // 2, "scheduler.name=sync", *PLAIN)
-            for many in prompts
-            for dispatch in (16, 32)
-        ],
-        "tail_batching": [
-            _setting(
-                group,
-                many,
-                math.ceil(many * over) * group,
-                16,
-                many * group // 2,
-                "scheduler.name=tail_batching",
-                f"scheduler.over={over}",
-                "scheduler.lane=1.0",
-            )
-            for many in prompts
-            for over in (1.125, 1.25)
-        ],
-        "pipeline": [
-            _setting(
-                group,
-                many,
-                slots,
-                4,
-                4,
-                *PIPED,
-                f"mesh.engine={int(placement == 'split')}",
-                f"scheduler.max_staleness={bound}",
-                f"scheduler.max_ready={ready}",
-                placement=placement,
-            )
-            for placement, many, slots, bound, ready in piped
-        ],
-    }
+def _sync(group: int, prompts: int, dispatch: int, filtered: bool = False) -> Setting:
+    slots = prompts * group
+    return _setting(group, prompts, slots, dispatch, slots // 2, "scheduler.name=sync", *PLAIN, filtered=filtered)
 
 
+def _tail_batching(group: int, prompts: int, over: float, filtered: bool = False) -> Setting:
+    rules = ("scheduler.name=tail_batching", f"scheduler.over={over}", "scheduler.lane=1.0")
+    slots = math.ceil(prompts * over) * group
+    return _setting(group, prompts, slots, 16, prompts * group // 2, *rules, filtered=filtered)
+
+
+def _pipeline(
+    group: int, placement: str, prompts: int, slots: int, *, bound: int = 8, ready: int = 0, filtered: bool = False
+) -> Setting:
+    """`bound`: of staleness. `ready`: groups that may wait for the learner; 0: any number."""
+    rules = (
+        *PIPED,
+        f"mesh.engine={int(placement == 'split')}",
+        f"scheduler.max_staleness={bound}",
+        f"scheduler.max_ready={ready}",
+    )
+    return _setting(group, prompts, slots, 4, 4, *rules, filtered=filtered, placement=placement)
+
+
+# Four settings of each arm. The first of `sync` sets the reward.
 WORKLOADS = {
     "demo": Workload(
         config="configs/demo_long_tail.py",
         overrides=(f"engine.row_sizes=({ROWS['demo']},)",),
-        group=2,
         trained=36 * 96,
         window=960,
-        arms=_arms(
-            2,
-            (48, 24),
-            (("split", 48, 96, 8, 60), ("split", 24, 48, 8, 24), ("shared", 48, 96, 8, 0), ("shared", 24, 48, 8, 0)),
-        ),
+        arms={
+            "sync": [_sync(2, many, 32, filtered) for many in (48, 24) for filtered in (False, True)],
+            "tail_batching": [
+                _tail_batching(2, many, 1.125, filtered) for many in (48, 24) for filtered in (False, True)
+            ],
+            "pipeline": [
+                _pipeline(2, "split", 48, 96, ready=60),
+                _pipeline(2, "shared", 48, 96),
+                _pipeline(2, "shared", 48, 96, filtered=True),
+                _pipeline(2, "shared", 24, 48, filtered=True),
+            ],
+        },
     ),
     "stories": Workload(
         config="configs/stories.py",
         overrides=(*STORIES, f"engine.row_sizes=({ROWS['stories']},)"),
-        group=8,
         trained=22 * 64,
         window=320,
-        arms=_arms(
-            8,
-            (8, 4),
-            (("split", 8, 96, 8, 12), ("split", 4, 48, 8, 6), ("shared", 8, 64, 8, 0), ("shared", 4, 32, 8, 0)),
-        ),
+        arms={
+            "sync": [_sync(8, many, dispatch) for many in (8, 4) for dispatch in (16, 32)],
+            "tail_batching": [_tail_batching(8, many, over) for many in (8, 4) for over in (1.125, 1.25)],
+            "pipeline": [
+                _pipeline(8, "split", 8, 96, ready=12),
+                _pipeline(8, "split", 4, 48, ready=6),
+                _pipeline(8, "shared", 8, 64),
+                _pipeline(8, "shared", 4, 32),
+            ],
+        },
     ),
 }
 
