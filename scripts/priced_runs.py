@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -93,6 +92,7 @@ def scores(folder: Path, rows: Sequence[Mapping]) -> tuple[list[float], list[int
 
     A step has as many groups, in the order of their scores, as it trained on or left out. So groups that a filter leaves
     out count in the mean. The groups that it trains on would say nothing: their rewards always differ.
+    Of two steps with one publish, the first has the groups of both, and the second none: its mean is 0.
 
     Raises:
       ValueError: fewer rollouts were scored than the steps have.
@@ -100,10 +100,10 @@ def scores(folder: Path, rows: Sequence[Mapping]) -> tuple[list[float], list[int
     size = json.loads((folder / "config.json").read_text())["scheduler"]["group_size"]
     found = [json.loads(line)["reward"] for line in (folder / "rewards.jsonl").read_text().splitlines()]
     counts = [size * int(sum(row.get(f"sched/num_groups_{what}", 0.0) for what in SETTLED)) for row in rows]
-    if sum(counts) > len(found) or not all(counts):
+    if sum(counts) > len(found):
         raise ValueError(f"{folder}: {len(found)} rollouts were scored, its steps have {counts}")
     ends = itertools.accumulate(counts)
-    return [statistics.mean(found[end - count : end]) for count, end in zip(counts, ends, strict=True)], counts
+    return [sum(found[end - count : end]) / max(count, 1) for count, end in zip(counts, ends, strict=True)], counts
 
 
 if __name__ == "__main__":

@@ -163,6 +163,8 @@ def test_a_step_has_the_scores_of_groups_that_a_filter_leaves_out(tmp_path):
     trained = {"sched/num_groups_trained": 1.0}
     rows = [trained | {"sched/num_groups_filtered": 2.0}, trained | {"sched/num_groups_refused": 1.0}]
     assert priced_runs.scores(tmp_path, rows) == ([5 / 6, 1 / 4], [6, 4])
+    assert priced_runs.scores(tmp_path, [*rows, {}]) == ([5 / 6, 1 / 4, 0.0], [6, 4, 0])
+    assert reward_runs.last([5 / 6, 1 / 4, 0.0], [6, 4, 0], 4) == 1 / 4
     with pytest.raises(ValueError, match="11 rollouts were scored, its steps have"):
         priced_runs.scores(tmp_path, [*rows, trained])
 
