@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SETTLED = ("trained", "filtered", "refused")
 QUIET = ("eval=default", "eval.prompts=0", "checkpoint.every=0", "trace_rounds=0")
 
 
@@ -90,20 +90,30 @@ def run(job: dict) -> dict:
 def scores(folder: Path, rows: Sequence[Mapping]) -> tuple[list[float], list[int]]:
     """Returns the mean reward and the number of the rollouts that were scored for each optimizer step.
 
-    A step has as many groups, in the order of their scores, as it trained on or left out. So groups that a filter leaves
-    out count in the mean. The groups that it trains on would say nothing: their rewards always differ.
-    Of two steps with one publish, the first has the groups of both, and the second none: its mean is 0.
+    A step has as many groups, in the order of their scores, as it trained on, filtered or refused. The mean is over all
+    of them, because the accuracies of a group that a filter keeps always differ. Where several batches were ready at one
+    clock, the row of the first counts all their groups. So each step gets a batch, and the first also what was filtered.
 
     Raises:
-      ValueError: fewer rollouts were scored than the steps have.
+      ValueError: the steps did not train on a batch each, or fewer rollouts were scored than they have.
     """
-    size = json.loads((folder / "config.json").read_text())["scheduler"]["group_size"]
+    scheduler = json.loads((folder / "config.json").read_text())["scheduler"]
+    batch, size = scheduler["prompts"], scheduler["group_size"]
     found = [json.loads(line)["reward"] for line in (folder / "rewards.jsonl").read_text().splitlines()]
-    counts = [size * int(sum(row.get(f"sched/num_groups_{what}", 0.0) for what in SETTLED)) for row in rows]
-    if sum(counts) > len(found):
-        raise ValueError(f"{folder}: {len(found)} rollouts were scored, its steps have {counts}")
+    trained = sum(int(row["sched/num_groups_trained"]) for row in rows)
+    counts = [size * (batch + _left_out(row)) for row in rows]
+    if trained != batch * len(rows) or sum(counts) > len(found):
+        raise ValueError(
+            f"{folder}: {len(rows)} steps of {batch} groups trained on {trained}; {len(found)} rollouts were scored, its "
+            f"steps have {sum(counts)}"
+        )
     ends = itertools.accumulate(counts)
-    return [sum(found[end - count : end]) / max(count, 1) for count, end in zip(counts, ends, strict=True)], counts
+    return [statistics.mean(found[end - count : end]) for count, end in zip(counts, ends, strict=True)], counts
+
+
+def _left_out(row: Mapping) -> int:
+    """Returns how many groups were filtered or refused. Only rounds refuse groups."""
+    return int(row["sched/num_groups_filtered"] + row.get("sched/num_groups_refused", 0.0))
 
 
 if __name__ == "__main__":

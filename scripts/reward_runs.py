@@ -18,7 +18,7 @@ import priced
 import priced_runs
 
 SHARE = 0.9  # of what synchronous rounds reach in the end
-FILTERED = 0.4  # of the steps of other runs: a step without groups of equal rewards teaches more
+FILTERED = 0.4  # of the steps of other runs: a step without groups of equal accuracies teaches more
 LONGER = 1.2  # a pipelined run has so many times the rollouts, because stale tokens may teach less
 # Stories end with their paragraph or with the word that pays. 13 is the line feed of the tokenizer.
 STORIES = (

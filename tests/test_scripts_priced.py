@@ -69,16 +69,15 @@ def test_steps_are_read_from_the_logs(tmp_path):
     ]
 
 
-def test_a_step_whose_weights_are_not_published_has_no_dispatches(tmp_path):
-    """Two batches were ready at clock 9. The row of the first has no counts of engine steps."""
+def test_the_second_of_two_steps_with_one_publish_has_no_dispatches(tmp_path):
+    """Two batches were ready at clock 11. The engine made no step between them."""
     told = logs()
-    between = {"actor/lr": 1.0, "step": 2, "rollout/num_tokens": 7.0}
-    rows = [told["metrics"][0], between, told["metrics"][1] | {"step": 3}]
+    last = {"actor/lr": 1.0, "step": 3, "rows/dispatches": 0.0, "rows/steps": 0.0, "rollout/num_tokens": 5.0}
     log = [*told["scheduler_log"], {"event": "take", "clock": 11, "commit": True}]
-    write(tmp_path, **told | {"metrics": rows, "scheduler_log": log})
+    write(tmp_path, **told | {"metrics": [*told["metrics"], last], "scheduler_log": log})
     _, second, third = priced.steps_of(tmp_path)
-    assert second == priced.Step(dispatches=(), begins=0, tokens=7)
-    assert third == priced.Step(dispatches=((2, 8),), begins=1, tokens=7)
+    assert second == priced.Step(dispatches=((2, 8),), begins=1, tokens=7)
+    assert third == priced.Step(dispatches=(), begins=0, tokens=5)
 
 
 @pytest.mark.parametrize(
@@ -157,16 +156,19 @@ def test_a_window_weighs_steps_by_their_scored_rollouts():
 
 
 def test_a_step_has_the_scores_of_groups_that_a_filter_leaves_out(tmp_path):
-    """Groups of two. The first step trains on one and leaves two out, the second trains on one and refuses one."""
-    (tmp_path / "config.json").write_text(json.dumps({"scheduler": {"group_size": 2}}))
-    write(tmp_path, rewards=[{"reward": float(one)} for one in (1, 0, 1, 1, 1, 1, 0, 1, 0, 0, 7)])
-    trained = {"sched/num_groups_trained": 1.0}
-    rows = [trained | {"sched/num_groups_filtered": 2.0}, trained | {"sched/num_groups_refused": 1.0}]
-    assert priced_runs.scores(tmp_path, rows) == ([5 / 6, 1 / 4], [6, 4])
-    assert priced_runs.scores(tmp_path, [*rows, {}]) == ([5 / 6, 1 / 4, 0.0], [6, 4, 0])
-    assert reward_runs.last([5 / 6, 1 / 4, 0.0], [6, 4, 0], 4) == 1 / 4
-    with pytest.raises(ValueError, match="11 rollouts were scored, its steps have"):
-        priced_runs.scores(tmp_path, [*rows, trained])
+    """Groups of two, one a batch. The first step leaves two out. The row of the second counts the third's group too."""
+    (tmp_path / "config.json").write_text(json.dumps({"scheduler": {"group_size": 2, "prompts": 1}}))
+    write(tmp_path, rewards=[{"reward": float(one)} for one in (1, 0, 1, 1, 1, 1, 0, 1, 0, 0, 1, 0, 7)])
+    trained = {"sched/num_groups_trained": 1.0, "sched/num_groups_filtered": 0.0}
+    first, second = trained | {"sched/num_groups_filtered": 2.0}, trained | {"sched/num_groups_refused": 1.0}
+    both, none = (second | {"sched/num_groups_trained": many} for many in (2.0, 0.0))
+    none = none | {"sched/num_groups_refused": 0.0}
+    assert priced_runs.scores(tmp_path, [first, second]) == ([5 / 6, 1 / 4], [6, 4])
+    assert priced_runs.scores(tmp_path, [first, both, none]) == ([5 / 6, 1 / 4, 1 / 2], [6, 4, 2])
+    with pytest.raises(ValueError, match="2 steps of 1 groups trained on 1"):
+        priced_runs.scores(tmp_path, [first, none])
+    with pytest.raises(ValueError, match="13 rollouts were scored, its steps have 14"):
+        priced_runs.scores(tmp_path, [first, second, second])
 
 
 def test_a_ratio_of_medians():

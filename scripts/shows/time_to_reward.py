@@ -10,13 +10,13 @@ do pipelined runs of the placement `shared`, in which the engine rests during an
 Every arm tries the same number of settings on seeds of its own. Each takes the one with the least median time to the
 reward, for each slice. The reward is nine tenths of what synchronous rounds with their first setting reach at the end of that
 seed's run. It is a mean over a window of rollouts, trained on or not. A ratio is of medians over SEEDS, with a bootstrap
-interval. On the demo every arm also has settings that leave out groups of equal rewards. Full slots make such a step
-cheap for the pipeline, while rounds wait for several waves.
+interval. On the demo every arm also has settings that leave out groups of equal accuracies. Rounds replace them in waves,
+the pipeline as its slots become free.
 
 Four other prices have launches or training at half or twice their cost, and every arm takes its best setting under each.
 Runs on shared devices decide without prices, so that they are priced again. Runs on split devices are made again under
-every price. Drafts are off in every arm. The pipeline's settings on split devices, and the demo's on shared ones, were
-found by trials on the seeds of TRIED_ON.
+every price. Drafts are off in every arm. The pipeline's settings come from trials on the seeds of TRIED_ON. Those of
+stories on shared devices, and that of 48 filtered prompts, do not.
 
 MINUTES is the aim, which the show does not meet. The results file has the seconds of a whole run. A killed show goes on
 with the runs that it has finished.
