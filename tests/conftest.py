@@ -15,7 +15,7 @@ import pytest
 import shared_programs
 
 ROOT = Path(__file__).resolve().parents[1]
-pytest_plugins = ["cpu_seconds"]
+pytest_plugins = ["cpu_seconds", "workers"]
 MISSING = "real inputs are missing"
 LONG = (
     "test_main",

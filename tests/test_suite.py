@@ -1,4 +1,4 @@
-"""The suite about itself: CPU seconds by file, the time limit of a test, missing real inputs, and the two tiers."""
+"""The suite about itself: CPU seconds by file, workers that die, the time limit of a test, missing inputs, two tiers."""
 
 from __future__ import annotations
 
@@ -84,6 +84,16 @@ def test_a_test_over_its_time_limit_is_ended_and_the_others_run(tmp_path):
     done = run(*of(tmp_path), "-o", "faulthandler_timeout=1", "-n", 1, tmp_path, **ALONE)
     assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout
     assert "crashed while running 'test_hanging.py::test_hangs'" in done.stdout and "Timeout (0:00:01)!" in done.stderr
+
+
+@pytest.mark.parametrize("end, told", [("os.kill(os.getpid(), 9)", "SIGKILL"), ("os._exit(3)", "exit status 3")])
+def test_a_worker_that_dies_is_told_with_its_end_and_its_memory(tmp_path, end, told):
+    (tmp_path / "test_dies.py").write_text(
+        f"import os\n\ndef test_holds(): assert len(bytearray(300 * 2**20)) > 0\n\ndef test_dies(): {end}\n"
+    )
+    done = run(*of(tmp_path), "-p", "workers", "-n", 1, "--max-worker-restart", 0, tmp_path, **ALONE)
+    peak, by = re.search(r"^gw0: (\d+\.\d) GiB, ended (?:by|with) (.*)$", done.stdout, re.MULTILINE).groups()
+    assert by == told and 0.3 <= float(peak) < 0.6
 
 
 def test_make_test_ends_when_a_worker_has_died(tmp_path):
