@@ -92,8 +92,31 @@ def test_a_worker_that_dies_is_told_with_its_end_and_its_memory(tmp_path, end, t
         f"import os\n\ndef test_holds(): assert len(bytearray(300 * 2**20)) > 0\n\ndef test_dies(): {end}\n"
     )
     done = run(*of(tmp_path), "-p", "workers", "-n", 1, "--max-worker-restart", 0, tmp_path, **ALONE)
-    peak, by = re.search(r"^gw0: (\d+\.\d) GiB, ended (?:by|with) (.*)$", done.stdout, re.MULTILINE).groups()
+    peak, by = re.search(
+        r"^gw0: (\d+\.\d) GiB, .* mappings, ended (?:by|with) (.*)$", done.stdout, re.MULTILINE
+    ).groups()
     assert by == told and 0.3 <= float(peak) < 0.6
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells a process its mappings")
+def test_programs_of_a_file_are_forgotten_where_they_hold_many_mappings(tmp_path):
+    """A process may have 65,530. Here jax's caches alone hold the programs."""
+    (tmp_path / "test_compiles.py").write_text(
+        "import jax\n\nkept = [jax.jit(lambda x, i=i: (x.cumsum() * i).sum() + x.sort()[0]) for i in range(40)]\n\n"
+        "def test_compiles(): assert len([f(jax.numpy.ones(8)) for f in kept]) == 40\n"
+    )
+    (tmp_path / "test_later.py").write_text(
+        "def test_it(): print('later:', open('/proc/self/maps').read().count('\\n'))\n"
+    )
+    later, at_most = {}, {}
+    for most in (1, 10**6):
+        told = run(*of(tmp_path), "-p", "workers", "-n", 0, "-s", tmp_path, MOST_MAPS=str(most), **ALONE).stdout
+        later[most] = int(re.search(r"later: (\d+)$", told, re.MULTILINE)[1])
+        at_most[most] = int(
+            re.search(r"^this process: .* GiB, ([\d,]+) mappings$", told, re.MULTILINE)[1].replace(",", "")
+        )
+    assert later[10**6] - later[1] > 3 * 40, "the programs were kept"
+    assert at_most[1] == pytest.approx(at_most[10**6], abs=40) and at_most[1] > later[1] + 3 * 40
 
 
 def test_make_test_ends_when_a_worker_has_died(tmp_path):

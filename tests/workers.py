@@ -1,39 +1,66 @@
-"""A pytest plugin that tells the most memory each pytest-xdist worker held, and how a worker ended that died.
+"""A pytest plugin about the processes of the suite: their memory, their mappings, and how one ended that died.
 
-Every report carries the most memory of its process so far, so that a worker that was killed has told its own. Memory of
-children is not in it. A worker that the kernel killed for memory ends by SIGKILL, one that broke a rule of its own
-memory by SIGSEGV or SIGABRT, and one whose test took too long with exit status 1.
+- Memory: every report carries the most memory of its process so far, so that a worker that was killed has told its own.
+  Memory of children is not in it.
+- Mappings: a program that XLA has compiled for a CPU holds three or more, and Linux allows a process 65,530
+  (`vm.max_map_count`). Beyond that a compilation ends the process. So jax forgets its programs after a file that
+  leaves more than MOST_MAPS.
+- End: a worker that the kernel killed for memory ends by SIGKILL, and one whose test took too long with exit status 1.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-KEY = "peak_kib"  # in a report
+KEY = "held"  # in a report
+MOST_MAPS = int(
+    os.environ.get("MOST_MAPS", "16000")
+)  # a test that trains leaves about 650, and a file has up to 42 of them
 WAIT_S = 10.0  # for a worker whose pipe is closed
+
+
+class Held(NamedTuple):
+    """What a process held at most: memory in KiB, and mappings at the end of a file."""
+
+    peak_kib: int = 0
+    maps: int = 0
 
 
 class Workers:
     """Counts in every process; prints in the one that has a terminal."""
 
     def __init__(self):
-        self.peaks: dict[str, int] = {}  # KiB by worker
+        self.maps = 0  # the most that this process had at the end of a file
+        self.held: dict[str, Held] = {}  # by worker
         self.ends: dict[str, str] = {}  # of workers that died
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self):
         outcome = yield
-        setattr(outcome.get_result(), KEY, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        setattr(outcome.get_result(), KEY, (peak, self.maps))
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_teardown(self, item, nextitem):
+        ends = nextitem is None or nextitem.path != item.path
+        if ends:  # before a fixture of the file forgets programs
+            self.maps = max(self.maps, mappings())
+        yield
+        if ends and mappings() > MOST_MAPS and "jax" in sys.modules:
+            sys.modules["jax"].clear_caches()
 
     def pytest_runtest_logreport(self, report):
-        """The report of a crashed worker is the controller's own and carries no peak."""
-        name = getattr(report, "worker_id", "this process")
+        """The report of a crashed worker is the controller's own and carries nothing."""
         if hasattr(report, KEY):
-            self.peaks[name] = getattr(report, KEY)
+            self.held[getattr(report, "worker_id", "this process")] = Held(*getattr(report, KEY))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node, error):
@@ -41,12 +68,19 @@ class Workers:
             self.ends[node.gateway.id] = ended(node.gateway._io.popen)
 
     def pytest_terminal_summary(self, terminalreporter):
-        if not self.peaks:
+        if not self.held:
             return
         terminalreporter.section("Most memory of each worker")
-        for name in sorted({*self.peaks, *self.ends}):
+        for name in sorted({*self.held, *self.ends}):
+            held = self.held.get(name, Held())
             end = f", {self.ends[name]}" if name in self.ends else ""
-            terminalreporter.write_line(f"{name}: {self.peaks.get(name, 0) / 2**20:.1f} GiB{end}")
+            terminalreporter.write_line(f"{name}: {held.peak_kib / 2**20:.1f} GiB, {held.maps:,} mappings{end}")
+
+
+def mappings() -> int:
+    """Returns how many mappings this process has; 0 where there is no /proc."""
+    file = Path("/proc/self/maps")
+    return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 def ended(process: subprocess.Popen) -> str:
@@ -59,4 +93,4 @@ def ended(process: subprocess.Popen) -> str:
 
 
 def pytest_configure(config):
-    config.pluginmanager.register(Workers(), "memory and ends of workers")
+    config.pluginmanager.register(Workers(), "memory, mappings and ends of workers")
