@@ -23,7 +23,7 @@ import pytest
 KEY = "held"  # in a report
 MOST_MAPS = int(
     os.environ.get("MOST_MAPS", "16000")
-)  # a test that trains leaves about 650, and a file has up to 42 of them
+)  # a file of whole runs may add twice as many
 WAIT_S = 10.0  # for a worker whose pipe is closed
 
 
