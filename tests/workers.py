@@ -21,9 +21,7 @@ from typing import NamedTuple
 import pytest
 
 KEY = "held"  # in a report
-MOST_MAPS = int(
-    os.environ.get("MOST_MAPS", "16000")
-)  # a file of whole runs may add twice as many
+MOST_MAPS = int(os.environ.get("MOST_MAPS", "16000"))  # a file of whole runs may add twice as many
 WAIT_S = 10.0  # for a worker whose pipe is closed
 
 
