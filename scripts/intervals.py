@@ -16,6 +16,16 @@ def ratio_of_medians(theirs: Sequence[float], ours: Sequence[float]) -> tuple[fl
     return statistics.median(theirs) / statistics.median(ours), float(low), float(high)
 
 
+def ratio_of_paired_medians(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the ratio of medians and its 95 % bootstrap interval. The two values of a seed are drawn together."""
+    import numpy as np
+
+    pairs = np.array([theirs, ours]).T
+    drawn = np.median(pairs[np.random.default_rng(0).integers(0, len(pairs), (4000, len(pairs)))], axis=1)
+    low, high = np.percentile(drawn[:, 0] / drawn[:, 1], (2.5, 97.5))
+    return statistics.median(theirs) / statistics.median(ours), float(low), float(high)
+
+
 def ratio_of_paired_means(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
     """Returns mean(ours) / mean(theirs) and its 95 % bootstrap interval. Pairs are drawn together."""
     import numpy as np
