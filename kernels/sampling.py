@@ -82,14 +82,15 @@ def sample(
     """Samples one token a row.
 
     `positions`: absolute position of the sampled token, prompt included. Logits are float32; -inf marks an id that is
-    not allowed. `thresholds`: ids with a lower logit are not allowed (-inf: none); None: no row has a threshold. `given`: ids that
+    not allowed. `thresholds`: ids with a lower logit are not allowed. -inf, or None for all rows: none. `given`: ids that
     stand for the samples of their rows, so that their log-probs are returned; -1 samples. An id that is not allowed has
     log-prob -inf."""
     rows, vocab = logits.shape
     greedy = temperatures == 0
     scaled = logits / jnp.where(greedy, 1.0, temperatures)[:, None]
-    if thresholds is not None:
-        scaled = jnp.where(logits >= thresholds[:, None], scaled, -jnp.inf)
+    # Always compared: XLA:CPU rounds logits that are only divided in another way, so a row's bits would follow its neighbours' cuts.
+    lowest = jnp.full(rows, -jnp.inf, logits.dtype) if thresholds is None else thresholds
+    scaled = jnp.where(logits >= lowest[:, None], scaled, -jnp.inf)
     width = min(TILE, vocab)
     tiles = -(-vocab // width)
     tiled = jnp.pad(scaled, ((0, 0), (0, tiles * width - vocab)), constant_values=-jnp.inf).reshape(rows, tiles, width)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_post.algorithms import losses
+from jaxrl_post.algorithms import aggregation, losses
 from jaxrl_post.config import AlgorithmConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -270,6 +270,14 @@ def test_luspo_is_gspo_times_the_length():
     one, many = (at(name, ratios, a) for name in ("gspo", "luspo"))
     np.testing.assert_allclose(many[0], 3 * one[0], rtol=1e-6)
     np.testing.assert_array_equal(many[1]["actor/pg_clipfrac"], one[1]["actor/pg_clipfrac"])
+
+
+def test_luspo_with_its_own_mean_is_trls():
+    """Rollouts of 2 and 10 tokens with A = 1 and -1 at ratio 1: the mean of -A times the length is (-2 + 10) / 2 = 4."""
+    (short, _), (long, _) = at("luspo", [1.0] * 2, [1] * 2), at("luspo", [1.0] * 10, [-1] * 10)
+    weights, counts = aggregation.seq_mean_token_mean(np.array([2, 10]), 10)
+    sums = [float(np.sum(one)) for one in (short, long)]
+    assert np.dot(weights, sums) / counts.sum() == pytest.approx(4.0)
 
 
 def test_vespo_by_hand():

@@ -76,6 +76,14 @@ def test_a_teacher_needs_no_group_and_may_teach_what_the_data_wrote():
     resolve(default(), ["model.preset=tiny", *TAUGHT, "algorithm.loss_mode=gkd", "engine.name=demonstrations"])
 
 
+def test_luspo_is_refused_with_another_mean_than_its_own():
+    assert refused("algorithm.loss_mode=luspo").endswith(
+        "nearest valid algorithm.loss_agg_mode is 'seq-mean-token-mean'"
+    )
+    own = ["algorithm.loss_mode=luspo", "algorithm.loss_agg_mode=seq-mean-token-mean"]
+    resolve(default(), ["model.preset=tiny", *own])
+
+
 PAIRS = [
     *("engine.name=preferences", "algorithm.loss_mode=dpo", "algorithm.adv_estimator=pairs"),
     *("algorithm.loss_agg_mode=seq-mean-token-sum", "scheduler.group_size=2"),

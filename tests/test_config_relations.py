@@ -103,6 +103,7 @@ _WITH = {  # what an estimator or a loss cannot do without, or has an effect wit
     "dro": ("algorithm.old_kl_coef=0.5",),
     "rae": ("algorithm.rae_decay=0.5", "algorithm.overlong_buffer=15", "algorithm.overlong_penalty=3"),
     "clip_cov": ("algorithm.clip_cov_ratio=0.5", "algorithm.clip_cov_lb=0.1"),
+    "luspo": ("algorithm.loss_agg_mode=seq-mean-token-mean",),
 }
 _PASSES = ("scheduler.mini_batches=2", "eval.every=0")
 

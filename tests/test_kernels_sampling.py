@@ -54,6 +54,19 @@ def test_agrees_with_the_twin(vocab):
         assert abs(plain[r] - sampler.numpy_llama.log_softmax(logits[r].astype(float))[tokens[r]]) < 1e-5
 
 
+@pytest.mark.parametrize("vocab", [16, 503, 1025])
+def test_a_row_without_a_cut_has_the_same_bits_beside_rows_with_one(vocab):
+    """Programs with and without cuts are the same law to the bit, so an option of other rows changes no log-prob."""
+    noise = np.random.default_rng(vocab)
+    logits = jnp.asarray(noise.normal(size=(64, vocab)) * 3, jnp.float32)
+    seeds, positions = jnp.asarray(noise.integers(0, 2**32, (64, 2)), jnp.uint32), jnp.arange(64)
+    heat, cut = jnp.full(64, 0.6, jnp.float32), jnp.arange(64) % 2 == 1
+    lowest = jax.jit(thresholds.find)(logits, heat, jnp.where(cut, 3, 0), jnp.where(cut, 0.9, 1.0))
+    plain, mixed = (jax.jit(sampling.sample)(logits, seeds, positions, heat, t) for t in (None, lowest))
+    for one, other in zip(plain, mixed):
+        np.testing.assert_array_equal(np.asarray(one)[~cut], np.asarray(other)[~cut])
+
+
 @pytest.mark.parametrize("vocab", [7, 512, 2053])
 def test_with_thresholds_agrees_with_the_twin_that_sorts(vocab):
     noise = np.random.default_rng(vocab)

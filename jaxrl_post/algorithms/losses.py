@@ -271,7 +271,10 @@ def luspo(
     segment_ids: Int[Array, "B T"],
     algorithm: AlgorithmConfig,
 ) -> Losses:
-    """Returns gspo's loss times the length of the sequence, so that long ones do not count less (LUSPO, as TRL)."""
+    """Returns gspo's loss times the length of the sequence, so that long ones do not count less (LUSPO, as TRL).
+
+    The objective is its mean over rollouts, which is loss_agg_mode "seq-mean-token-mean". The config refuses others.
+    """
     losses, indicators = gspo(logprobs, old_logprobs, advantages, mask, segment_ids, algorithm)
     return losses * sequence_length(mask, segment_ids).astype(losses.dtype), indicators
 

@@ -51,6 +51,14 @@ ESTIMATORS = (
         says="algorithm.adv_estimator='pairs' is the mean of the losses of pairs, which {algorithm.loss_agg_mode} is not",
         nearest=lambda mode: "seq-mean-token-sum",
     ),
+    relation(
+        "algorithm.loss_agg_mode",
+        when="algorithm.loss_mode=luspo",
+        need=lambda mode: mode == "seq-mean-token-mean",
+        says="algorithm.loss_mode='luspo' is the mean over rollouts of gspo's loss times the length, which "
+        "{algorithm.loss_agg_mode} is not",
+        nearest=lambda mode: "seq-mean-token-mean",
+    ),
     *(
         relation(
             name,
