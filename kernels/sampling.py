@@ -14,7 +14,8 @@ The law never changes; another law gets another number.
 By the Gumbel-max theorem, applied twice, the id follows softmax(logits/temperature) exactly. The tag 2^31 separates the
 noise of tile t from that of id t. Without it, ids 0 and 1 have twice and zero times their probability.
 
-Invariant: a row's result depends on that row's inputs alone. Log-probs and entropies are those of the law, with
+Invariant: a row's result depends on that row's inputs alone, to the bit. So logits are compared with a threshold even where
+no row has one: XLA:CPU rounds logits that are only divided in another way. Log-probs and entropies are those of the law, with
 temperature and threshold; at temperature 0 they are those of temperature 1. The kernels with this signature are tested
 against it.
 """
@@ -88,7 +89,6 @@ def sample(
     rows, vocab = logits.shape
     greedy = temperatures == 0
     scaled = logits / jnp.where(greedy, 1.0, temperatures)[:, None]
-    # Always compared: XLA:CPU rounds logits that are only divided in another way, so a row's bits would follow its neighbours' cuts.
     lowest = jnp.full(rows, -jnp.inf, logits.dtype) if thresholds is None else thresholds
     scaled = jnp.where(logits >= lowest[:, None], scaled, -jnp.inf)
     width = min(TILE, vocab)
