@@ -19,7 +19,6 @@ import openai
 import pytest
 from served import ROOT, TOKEN, bits, mixed, policy, served
 
-from jaxrl_post.serve.engine_thread import EngineThread
 from jaxrl_post.serve.refusal import Refusal
 from jaxrl_post.types import LEAST_OF_LAW, Finish, Request, Rollout, RolloutId
 
@@ -338,19 +337,41 @@ def repeated(fresh, choice, first, seed):
     return rollout
 
 
-def test_an_engine_that_fails_ends_the_server_and_its_requests(monkeypatch):
+def test_an_engine_that_fails_tells_all_and_begins_anew(monkeypatch):
+    """A failure in the middle of a dispatch, with a stream and a whole response open; then the same bits as before."""
     broken, seen = RuntimeError("a planted failure"), []
-
-    def fail():
-        raise broken
-
     monkeypatch.setattr(threading, "excepthook", lambda told: seen.append(told.exc_value))
     with served(endless()) as one:
+        before = bits(one.post(COMPLETIONS, **LONG, logprobs=0, return_token_ids=True))
+        real = one.server.engine.meanwhile
+
+        def fail():
+            real()
+            if sum(one.server.engine.capacity.slots) == 6:
+                one.server.engine.meanwhile = real
+                raise broken
+
         one.server.engine.meanwhile = fail
-        status, _, data = one.ask("POST", COMPLETIONS, LONG)
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            asked = [pool.submit(one.ask, "POST", COMPLETIONS, LONG | {"stream": stream}) for stream in (True, False)]
+            stream, whole_one = (one.result() for one in asked)
+        assert whole_one[0] == 500 and "begins anew" in json.loads(whole_one[2])["error"]["message"]
+        last = stream[2].decode().strip().split("\n\n")[-1] if stream[0] == 200 else stream[2].decode()
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == 500
+        assert seen == [broken] and one.ask("GET", "/health")[0] == 200
+        assert bits(one.post(COMPLETIONS, **LONG, logprobs=0, return_token_ids=True)) == before
+        assert one.metric("jaxrl_post_engine_restarts_total") == 1 and one.server.service.pending == 0
+
+
+def test_an_engine_that_cannot_begin_anew_ends_the_server(monkeypatch):
+    seen = []
+    monkeypatch.setattr(threading, "excepthook", lambda told: seen.append(told.exc_value))
+    with served(endless()) as one:
+        engine, both = one.server.engine, [RuntimeError("a dispatch"), RuntimeError("a restart")]
+        engine.meanwhile = lambda: (_ for _ in ()).throw(both[0])
+        engine.restart = lambda: (_ for _ in ()).throw(both[1])
+        assert one.ask("POST", COMPLETIONS, LONG)[0] == 500
         waited(lambda: one.server.service.failed.is_set())
-        monkeypatch.setattr(EngineThread, "alive", True)  # as while the thread tells of its end
         with pytest.raises(Refusal, match="the engine has stopped"):
             one.server.service._admit(1, 1)
-    assert status == 503 and json.loads(data)["error"]["message"].startswith("the engine has stopped")
-    assert seen == [broken] and one.server.service.broken
+    assert seen == both and one.server.service.broken

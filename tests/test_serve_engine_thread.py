@@ -170,4 +170,4 @@ def test_the_server_runs_on_uvloop_and_httptools_where_they_are():
     with socket.create_server(("127.0.0.1", 0)) as heard:
         server.run(heard, failed)
     assert isinstance(loops[0], uvloop.Loop)
-    assert server._http.config.http_protocol_class is httptools_impl.HttpToolsProtocol
+    assert issubclass(server._http.config.http_protocol_class, httptools_impl.HttpToolsProtocol)

@@ -13,7 +13,9 @@ import pytest
 from tinker_client import ROOT, datum, served, text
 
 import jaxrl_post
-from jaxrl_post.serve.tinker import forms
+from jaxrl_post.serve.tinker import bodies, forms
+from jaxrl_post.serve.tinker.sampler import BASE
+from jaxrl_post.serve.tinker.snapshots import Saved
 from jaxrl_post.serve.tinker.worker import Piece
 from jaxrl_post.types import Finish, Prompt, Request, RolloutId
 
@@ -200,7 +202,7 @@ def test_weights_whose_file_was_removed_are_refused_and_the_server_goes_on(clien
     sampler = client.sampler(path)
     asked = dict(max_tokens=4, seed=0)
     assert client.result(client.sample(sampler, SUM, **asked))["sequences"]
-    server.server.service._snapshots.remove(path)
+    server.server.service._snapshots.remove(Saved("", path))
     for logprobs in (False, True):
         assert "there is no" in client.result(client.sample(sampler, SUM, logprobs=logprobs, **asked))["error"]
     assert client.result(client.sample(client.sampler(), SUM, **asked))["sequences"]
@@ -214,9 +216,9 @@ def test_a_run_is_freed_where_its_session_ends_before_it_is_unloaded(server):
     service.worker.submit(Piece(owner="other", tell=lambda result: None, run=lambda: go.wait(60) and {}))
 
     async def end():
-        service.unload_model({"model_id": model})
+        service.unload_model("", bodies.Named(model_id=model))
         service._leave(session)
-        service._keep("late", session, "")
+        service._keep("late", session, BASE)
 
     asyncio.run_coroutine_threadsafe(end(), service._loop).result(60)
     go.set()
@@ -225,8 +227,8 @@ def test_a_run_is_freed_where_its_session_ends_before_it_is_unloaded(server):
 
 
 def test_what_a_request_leaves_out_of_the_law_is_as_the_sdk_has_it():
-    given = forms.body({"prompt": text(SUM), "sampling_params": {"max_tokens": 4}}, forms.SAMPLE)
-    law = forms.ask(given, forms.Limits(vocab=15, positions=64)).law
+    body = {"prompt": text(SUM), "sampling_params": {"max_tokens": 4}, "sampling_session_id": "x"}
+    law = bodies.read(forms.SampleBody, body, forms.Limits(vocab=15, positions=64, stops=7))[1].law
     assert law == {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 
 
@@ -244,7 +246,7 @@ def changed(**tensors) -> dict:
     [
         ({"loss_fn": "gspo"}, "nearest is"),
         ({"loss_fn": "ppo", "data": [datum([1], [2])]}, "needs logprobs"),
-        ({"data": []}, "1 to 4096 datums"),
+        ({"data": []}, "forward_backward_input.data=[] must be a list that is not empty"),
         ({"data": [{**GOOD, "model_input": {"chunks": [{"type": "image", "data": "", "format": "png"}]}}]}, "'image'"),
         ({"data": [datum([99], [1])]}, "99, which is no token"),
         ({"data": [datum([1], [-1])]}, "-1, which is no token"),
@@ -252,14 +254,20 @@ def changed(**tensors) -> dict:
         ({"data": [datum([1] * 65, [1] * 65)]}, "at most 64"),
         ({"loss_fn": "ppo", "data": [changed(advantages={"data": [1, "x"], "dtype": "float32"})]}, "a list of numbers"),
         ({"loss_fn": "ppo", "data": [changed(advantages={"data": [1, 1e300], "dtype": "float32"})]}, "not finite"),
-        ({"loss_fn": "ppo", "data": [changed(advantages={"data": [1, 1], "dtype": "bool"})]}, "int64, float32"),
+        (
+            {"loss_fn": "ppo", "data": [changed(advantages={"data": [1, 1], "dtype": "bool"})]},
+            "must be one of 'int64' or 'float32'",
+        ),
         ({"loss_fn": "ppo", "data": [changed(mask={"data": [1, 1], "dtype": "float32"})]}, "reads no 'mask'"),
-        ({"loss_fn": "ppo", "data": [RL], "loss_fn_config": {"clip": 1.0}}, "valid are clip_low_threshold"),
+        (
+            {"loss_fn": "ppo", "data": [RL], "loss_fn_config": {"clip": 1.0}},
+            "no field 'clip'; valid are clip_low_threshold, clip_high_threshold",
+        ),
         (
             {"loss_fn": "ppo", "data": [RL], "loss_fn_config": {"clip_low_threshold": 2.0}},
             "at most clip_high_threshold",
         ),
-        ({"loss_fn": "dro", "data": [RL]}, "must give beta"),
+        ({"loss_fn": "dro", "data": [RL]}, "loss_fn_config.beta is missing"),
     ],
 )
 def test_wrong_passes_are_one_sentence_and_change_nothing(client, given, named):

@@ -109,7 +109,7 @@ def test_the_version_is_that_of_the_package(server):
         ("/tokenize", {"prompt": "1", "model": "gpt-4"}, 404, "there is no model 'gpt-4'; the only one is 'demo'"),
         ("/tokenize", {"promt": "1"}, 400, "the nearest is 'prompt'"),
         ("/detokenize", {}, 400, "tokens is missing"),
-        ("/detokenize", {"tokens": "1"}, 400, "tokens='1' must be a list of token ids"),
+        ("/detokenize", {"tokens": "1"}, 400, "tokens='1' must be a list"),
         ("/detokenize", {"tokens": [3, 99]}, 400, "the nearest valid value is 14"),
         ("/detokenize", {"tokens": [-1]}, 400, "the nearest valid value is 0"),
         ("/detokenize", {"tokens": [1], "model": "gpt-4"}, 404, "there is no model 'gpt-4'"),

@@ -119,7 +119,7 @@ def datum(ids, targets, **floats) -> dict:
 @contextlib.contextmanager
 def served(folder: Path, **how) -> Iterator[Client]:
     """Serves the demo policy until the block ends."""
-    given = dict(key=KEY, say=lambda line: None, name="demo", queue=200, idle_s=600.0) | how
+    given = dict(keys={KEY: ""}, say=lambda line: None, name="demo", queue=200, idle_s=600.0) | how
     made = Server(*saved_policy.files(os.path.relpath(ROOT / "configs/demo_policy"), SMALL), folder=folder, **given)
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=made.serve, args=(listening,))

@@ -30,7 +30,7 @@ from jaxrl_post.config import refuse_url
 from jaxrl_post.data.tool_calls import PARSERS
 from jaxrl_post.serve import listening
 
-_NEEDED = ("starlette", "uvicorn", "prometheus_client")
+_NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client", "pydantic")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from jaxrl_post.engine import compiled, merged_weights
 from jaxrl_post.engine import step_cost as costs
 from jaxrl_post.engine.host import sequence
+from jaxrl_post.engine.host.admission import Admission
 from jaxrl_post.engine.host.device import DispatchOrder
 from jaxrl_post.engine.host.row_host import HostSettings, RowHost
 from jaxrl_post.engine.host.swap_policy import SwapPolicy
@@ -235,6 +236,13 @@ class RowEngine(RowHost):
         state = self.state_dict()
         self.device.sleep()
         self.load_state_dict(state, prompts)
+
+    def restart(self) -> None:
+        """Forgets every request and begins with empty pages and tables, whatever an error has left of a dispatch."""
+        drop((self.device.state, self.device.tables))
+        self.device.state, self.device.tables = self.device.programs.blank()
+        self.admission = Admission(self.sizes, self.admission.version, self.drafting)
+        self.reset()
 
     def lay_down(self) -> Held:
         """Frees pages and tables and returns the weights. Nothing is left on a device until `take_up`."""

@@ -22,11 +22,13 @@ from jaxrl_post.serve.asked import Asked
 from jaxrl_post.serve.choices import Choice
 from jaxrl_post.serve.exchange import body, door, event, failed, lifespan, refused, unrouted
 from jaxrl_post.serve.forms import Chat, Completion
+from jaxrl_post.serve.http_server import ABORT
 from jaxrl_post.serve.refusal import Refusal
 from jaxrl_post.serve.service import GONE, Service, Ticket
 from jaxrl_post.serve.words import Words
 
 _PATHS = "/v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /version, /health and /metrics"
+GRACE_S = 5.0  # behind the deadline of a request, for what its client has not read yet
 _EVENTS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -79,7 +81,7 @@ class Endpoints:
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 while the engine runs, else 503."""
-        alive = self._service.thread.alive
+        alive = not self._service.failed.is_set()
         return JSONResponse({"status": "ok" if alive else "the engine has stopped"}, 200 if alive else 503)
 
     async def metrics(self, request: Request) -> Response:
@@ -102,7 +104,7 @@ class Endpoints:
         service = self._service
         status = 500
         try:
-            asked = read(await body(request))
+            asked = await body(request, read)
             ticket = await service.open(asked)
             self._watch(request, ticket)
             choices = _choices(ticket, asked, service)
@@ -123,10 +125,10 @@ class Endpoints:
             status = refusal.status
             raise
         finally:
-            service.gauges.requests.labels(request.url.path, str(status)).inc()
+            service.gauges.requests.labels(request.scope["route"].path, str(status)).inc()
 
     def _watch(self, request: Request, ticket: Ticket) -> None:
-        """Closes a ticket when its client goes away."""
+        """Closes a ticket when its client goes away, and cuts a response that is not read by its deadline."""
 
         async def wait() -> None:
             while (await request.receive())["type"] != "http.disconnect":
@@ -138,6 +140,10 @@ class Endpoints:
         self._watchers.add(task)
         task.add_done_callback(self._watchers.discard)
         ticket.watcher = task
+        abort = request.scope.get("extensions", {}).get(ABORT)
+        if abort is not None and ticket.work is not None:
+            late = ticket.work.deadline - time.monotonic() + GRACE_S
+            ticket.cut = asyncio.get_running_loop().call_later(late, abort)
 
     async def _collected(self, ticket: Ticket, choices: list[Choice]) -> None:
         """Adds pieces to choices until all have ended."""
@@ -180,8 +186,9 @@ class Endpoints:
 
     def _close(self, ticket: Ticket) -> None:
         self._service.close(ticket)
-        if ticket.watcher is not None:
-            ticket.watcher.cancel()
+        for one in (ticket.watcher, ticket.cut):
+            if one is not None:
+                one.cancel()
 
 
 def _choices(ticket: Ticket, asked: Asked, service: Service) -> list[Choice]:

@@ -69,6 +69,9 @@ class EngineThread:
       counted: gets the counters of each dispatch (RowHost.metrics).
       say: gets one line where new weights are refused.
       ended: called when the thread ends, also by an error.
+
+    Attributes:
+      sound: whether the engine could begin; if not, it cannot begin anew either.
     """
 
     def __init__(
@@ -87,10 +90,26 @@ class EngineThread:
         self._finished: list[_Settled] = []
         self._told: Told = []
         engine.meanwhile = self._tell
+        self.sound = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""
+        self._thread.start()
+
+    def restart(self) -> None:
+        """Begins anew after the thread has ended by an error. Of what is queued, only new weights are kept."""
+        self._thread.join()
+        kept = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                kept.append(self._orders.get_nowait())
+        for order in kept:
+            if order is None or getattr(order, "func", None) == self._swap:
+                self._orders.put(order)
+        self._live, self._sent, self._finished, self._told = {}, {}, [], []
+        self.sound = False
+        self._thread = threading.Thread(target=self._run, name="engine", args=(True,), daemon=True)
         self._thread.start()
 
     def stop(self, seconds: float) -> bool:
@@ -128,9 +147,12 @@ class EngineThread:
 
     # ---- in the thread
 
-    def _run(self) -> None:
+    def _run(self, anew: bool = False) -> None:
         with contextlib.ExitStack() as end:
             end.callback(self._ended)
+            if anew:
+                self._engine.restart()
+            self.sound = True
             end.callback(self._tell)
             while self._obey():
                 self._step()

@@ -1,6 +1,7 @@
-"""What the HTTP interfaces share: the bearer token, JSON bodies, server-sent events, and responses to refused requests.
+"""What the HTTP interfaces share: the door, JSON bodies, server-sent events, and responses to refused requests.
 
-Every refusal is one sentence in OpenAI's error form.
+Invariant: bodies are read, parsed and checked beside the event loop, and their bytes and values have bounds. So no body
+holds up other requests. Every refusal is one sentence in OpenAI's error form.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
+import anyio
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -20,27 +22,36 @@ from jaxrl_post import json_text
 from jaxrl_post.serve.refusal import Refusal, error
 
 LONGEST_BODY = 16 << 20  # bytes
+MOST_VALUES = 1 << 20  # of a body: members of its lists and objects
+OWNER = "owner"  # of a scope: the name of the key that let a request in
+Read = TypeVar("Read")
 
 
 class Door:
-    """Lets requests in that carry the key.
+    """Lets requests in that carry a key, and says whose it is.
 
     Args:
-      key: without one, everybody is let in.
+      keys: key -> owner; without one, everybody is let in.
       header: that carries it, behind `prefix`.
       free: paths that need no key.
       refusal: the response to others.
     """
 
-    def __init__(self, inner: Any, *, key: str, header: str, prefix: str, free: Sequence[str], refusal: Response):
+    def __init__(
+        self, inner: Any, *, keys: Mapping[str, str], header: str, prefix: str, free: Sequence[str], refusal: Response
+    ):
         self._inner, self._header, self._free, self._refusal = inner, header.encode(), free, refusal
-        self._wanted = f"{prefix}{key}".encode() if key else b""
+        self._owners = {f"{prefix}{key}".encode(): owner for key, owner in keys.items()}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and self._wanted and scope["path"] not in self._free:
-            given = dict(scope["headers"]).get(self._header, b"")
-            if not hmac.compare_digest(given, self._wanted):
+        if scope["type"] == "http":
+            given = [value for name, value in scope["headers"] if name == self._header]
+            owners = [
+                owner for key, owner in self._owners.items() if len(given) == 1 and hmac.compare_digest(given[0], key)
+            ]
+            if self._owners and not owners and scope["path"] not in self._free:
                 return await self._refusal(scope, receive, send)
+            scope[OWNER] = owners[0] if owners else ""
         await self._inner(scope, receive, send)
 
 
@@ -48,7 +59,8 @@ def door(token: str) -> Middleware:
     """Returns the door of OpenAI's interface: a bearer token, and /health for everybody."""
     sentence = "the token is missing or wrong: send the header Authorization: Bearer TOKEN, as the server printed it"
     refusal = JSONResponse(error(401, sentence), 401, headers={"WWW-Authenticate": "Bearer"})
-    return Middleware(Door, key=token, header="authorization", prefix="Bearer ", free=("/health",), refusal=refusal)
+    keys = {token: ""} if token else {}
+    return Middleware(Door, keys=keys, header="authorization", prefix="Bearer ", free=("/health",), refusal=refusal)
 
 
 class Serviced(Protocol):
@@ -73,38 +85,29 @@ def lifespan(service: Serviced) -> Callable[[Any], contextlib.AbstractAsyncConte
     return alive
 
 
-async def body(request: Request) -> dict[str, Any]:
-    """Returns the JSON object of a body.
+async def body(request: Request, read: Callable[[Any], Read], longest: int = LONGEST_BODY) -> Read:
+    """Returns what `read` makes of the JSON value of a body, in a thread.
 
     Raises:
-      Refusal: the body is too long, or no JSON object.
-    """
-    value = parsed(await read(request))
-    if not isinstance(value, dict):
-        raise Refusal(400, f"the body must be a JSON object, got a {type(value).__name__}")
-    return value
-
-
-async def read(request: Request, longest: int = LONGEST_BODY) -> bytes:
-    """Returns a body of at most `longest` bytes.
-
-    Raises:
-      Refusal: it is too long.
+      Refusal: the body is too long, is no JSON, or `read` refuses it.
     """
     data = bytearray()
     async for part in request.stream():
         data += part
         if len(data) > longest:
             raise Refusal(413, f"the body has more than {longest} bytes, the most that is read")
-    return bytes(data)
+    return await anyio.to_thread.run_sync(lambda: read(parsed(bytes(data))))
 
 
 def parsed(data: bytes) -> Any:
     """Returns the JSON value of a body.
 
     Raises:
-      Refusal: it has none.
+      Refusal: it has none, or too many values. They are counted before anything is made of them.
     """
+    values = sum(map(data.count, (b",", b"[", b"{")))
+    if values > MOST_VALUES:
+        raise Refusal(413, f"the body has {values} values, by its commas and brackets; at most {MOST_VALUES} are read")
     try:
         return json_text.parsed(data.decode("utf-8"), "the body")
     except UnicodeDecodeError as wrong:
@@ -132,7 +135,7 @@ def unrouted(paths: str) -> Callable[[Request, HTTPException], Awaitable[Respons
     """Returns what responds to a path or a method that is not served. `paths`: those that are."""
 
     async def respond(request: Request, wrong: HTTPException) -> Response:
-        allowed, path = (wrong.headers or {}).get("Allow"), request.url.path[:80]
+        allowed, path = (wrong.headers or {}).get("Allow"), request.scope["path"][:80]
         what = f"{request.method} is not served at {path}; valid is {allowed}" if allowed else ""
         sentence = what or f"there is no path {path}; valid are {paths}"
         return JSONResponse(error(wrong.status_code, sentence), wrong.status_code, headers=wrong.headers)

@@ -19,6 +19,7 @@ class Gauges:
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self.tokens = self._counter("tokens", "Tokens of finished rollouts.")
         self.left = self._counter("left", "Requests whose client went away.")
+        self.restarts = self._counter("engine_restarts", "Failures of the engine, after each of which it began anew.")
         self.unread = self._counter("run_unread", "Looks at a followed run at which its newest step could not be read.")
         self.seconds = self._histogram("request_seconds", "Seconds of a request.")
         self.first_token = self._histogram("first_token_seconds", "Seconds until a request's first token or end.")

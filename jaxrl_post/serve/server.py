@@ -49,7 +49,7 @@ class Server:
         self.service = Service(policy, self.engine, say=say, **how)
         self._run = self._follower(following, version, say) if following else None
         self._token, self._say = token, say
-        self._http = HttpServer(app(self.service, token))
+        self._http = HttpServer(app(self.service, token), self.service.last_word)
 
     def _follower(self, following: Following, version: int, say: Callable[[str], object]) -> FollowedRun:
         gauges = self.service.gauges

@@ -7,6 +7,7 @@ the prompt's id. So its tokens follow from weights, prompt, seed and sampling la
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import itertools
 import json
@@ -27,12 +28,14 @@ from jaxrl_post.serve.engine_thread import EngineThread, Lost, Piece, Told, Work
 from jaxrl_post.serve.gauges import Gauges
 from jaxrl_post.serve.prompts import Reading
 from jaxrl_post.serve.refusal import Refusal
+from jaxrl_post.serve.schema import check_stops
 from jaxrl_post.types import MOST_ENDS, Prompt, Request, RolloutId, Sampling, served_seed
 
 _SEED_BITS = 48  # of a seed that the server draws: JSON readers of every language keep such a number exactly
 _STOP_S = 30.0  # for the last dispatch
 GONE = 499  # nginx's status of a request whose client went away
 _STOPPED = "the engine has stopped; the log of the server says why"
+_FAILED = "the engine failed on a dispatch, and begins anew; send the request again; the log of the server says why"
 
 
 class Ticket:
@@ -47,15 +50,17 @@ class Ticket:
         self.queue: asyncio.Queue[Piece | Lost] = asyncio.Queue()
         self.work: Work | None = None
         self.begun = time.monotonic()
-        self.open = 0  # rollouts that have not ended
+        self.open = 0  # rollouts whose end was not told yet
         self.heard = False  # whether a piece has come
+        self.places: dict[int, int] = {}  # rollout that has not ended -> its replica
         self.watcher: asyncio.Task | None = None  # waits for the client to go away
+        self.cut: asyncio.TimerHandle | None = None  # ends a response that is not read
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yields pieces until every rollout has ended.
 
         Raises:
-          Refusal: the deadline is over, or the server is stopping.
+          Refusal: the deadline is over, the engine has failed, or the server is stopping.
         """
         while self.open:
             piece = await self.queue.get()
@@ -133,10 +138,11 @@ class Service:
             requests=requests,
             streams=asked.stream,
             deadline=time.monotonic() + (asked.timeout_s or self.timeout_s),
-            tell=ticket.queue.put_nowait,
+            tell=functools.partial(self._told, ticket),
         )
         self._open.add(ticket)
-        self._load.update(request.replica for request in requests)
+        ticket.places = {place: request.replica for place, request in enumerate(requests)}
+        self._load.update(ticket.places.values())
         self.thread.submit(ticket.work)
         self.gauges.prompt_tokens.inc(sum(prompt.tokens.size for prompt in prompts))
         return ticket
@@ -166,34 +172,26 @@ class Service:
         if ticket not in self._open:
             return
         self._open.remove(ticket)
-        self._load.subtract(request.replica for request in ticket.work.requests)
+        left = bool(ticket.places)
+        self._free(ticket, list(ticket.places))
         self.gauges.seconds.observe(time.monotonic() - ticket.begun)
         if ticket.open:  # the client went away
             self.gauges.left.inc()
+        if left:
             self.thread.cancel(ticket.work)
 
     @property
     def pending(self) -> int:
-        """Returns the number of rollouts of open requests."""
+        """Returns the number of rollouts that have not ended."""
         return self._load.total()
 
     # ---- what a request becomes
 
     def _law(self, asked: Asked) -> Sampling:
         """Returns the sampling law of a request."""
-        law, last = self.policy.law(asked.law), self.words.vocab_size - 1
-        for token in law.stop_ids:
-            if not 0 <= token <= last:
-                near = min(max(token, 0), last)
-                raise Refusal(
-                    400, f"stop_token_ids: {token} is no token; the nearest valid value is {near}", "stop_token_ids"
-                )
-        most = MOST_ENDS - len(law.eos_ids)
-        if len(law.stop_ids) > most:
-            raise Refusal(
-                400, f"stop_token_ids has {len(law.stop_ids)} ids; at most {most} are served", "stop_token_ids"
-            )
-        return law
+        stops, ends = asked.law.get("stop_ids", ()), len(self.policy.sampling.eos_ids)
+        check_stops("stop_token_ids", stops, self.words.vocab_size, MOST_ENDS - ends)
+        return self.policy.law(asked.law)
 
     def _requests(self, ticket: Ticket, asked: Asked) -> tuple[Request, ...]:
         """Returns a request of the engine for each sample of each prompt. Samples of a prompt share a replica."""
@@ -226,7 +224,7 @@ class Service:
     def _admit(self, n: int, prompts: int) -> None:
         """Refuses rollouts beyond the bound."""
         count = n * prompts
-        if self.failed.is_set() or not self.thread.alive:  # a thread tells of its end shortly before it has ended
+        if self.failed.is_set():
             raise Refusal(503, _STOPPED)
         if count > self.most:
             raise Refusal(
@@ -256,9 +254,36 @@ class Service:
         for work, piece in told:
             work.tell(piece)
 
-    def _end(self) -> None:
+    def _told(self, ticket: Ticket, piece: Piece | Lost) -> None:
+        """Passes a piece on. A rollout that has ended frees its place at once, whether its client reads or not."""
+        ended = list(ticket.places) if isinstance(piece, Lost) else [piece.place] if piece.finish is not None else []
+        self._free(ticket, ended)
+        ticket.queue.put_nowait(piece)
+
+    def _free(self, ticket: Ticket, places: Sequence[int]) -> None:
+        self._load.subtract([ticket.places.pop(place) for place in places if place in ticket.places])
+
+    def last_word(self) -> None:
+        """Ends open requests, as the server is stopping."""
+        self._lose(503, "the server is stopping; send the request again later")
+
+    def _lose(self, status: int, why: str) -> None:
         for ticket in self._open:
-            ticket.queue.put_nowait(Lost(503, "the server is stopping" if self._stopping else _STOPPED))
+            if ticket.work is not None and ticket.places:
+                self.thread.cancel(ticket.work)
+            self._told(ticket, Lost(status, why))
+
+    def _end(self) -> None:
+        """Tells open requests that the thread has ended. One that was not told to end begins anew."""
+        if self._stopping:
+            self.last_word()
+        elif self.thread.sound:
+            self._lose(500, _FAILED)
+            self.gauges.restarts.inc()
+            self.thread.restart()
+            return
+        else:
+            self._lose(503, _STOPPED)
         self.broken = not self._stopping
         self.failed.set()
 

@@ -6,35 +6,61 @@ that text.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import anyio
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import jaxrl_post
-from jaxrl_post.serve import fields, messages
-from jaxrl_post.serve.asked import TEMPLATE_FIELDS, Asked
+from jaxrl_post.serve import messages as talk
+from jaxrl_post.serve import schema
+from jaxrl_post.serve.asked import Asked, TemplateFields
 from jaxrl_post.serve.exchange import body
-from jaxrl_post.serve.refusal import Refusal, wrong
+from jaxrl_post.serve.refusal import Refusal
 from jaxrl_post.serve.service import Service
 
-_COMMON: dict[str, fields.Reader] = {"model": fields.text, "return_token_strs": fields.truth}
-_TEXT: dict[str, fields.Reader] = {
-    **_COMMON,
-    "prompt": fields.text,
-    "add_special_tokens": fields.only(True, "a prompt has the special tokens that a request's has"),
-}
-_MESSAGES: dict[str, fields.Reader] = {
-    **_COMMON,
-    "messages": messages.messages,
-    "tools": messages.tools,
-    "add_special_tokens": fields.only(False, "the template writes the special tokens"),
-    **TEMPLATE_FIELDS,
-}
-_DETOKENIZE: dict[str, fields.Reader] = {"model": fields.text, "tokens": fields.ids}
+
+class _Text(schema.Body):
+    """The body of /tokenize with a text."""
+
+    model: schema.Text = ""
+    return_token_strs: bool = False
+    prompt: str | None = None
+    add_special_tokens: schema.only(True, "a prompt has the special tokens that a request's has") = None
+
+
+class _Messages(TemplateFields):
+    """The body of /tokenize with messages."""
+
+    model: schema.Text = ""
+    return_token_strs: bool = False
+    messages: schema.by(talk.messages)
+    tools: schema.by(talk.tools) = ()
+    add_special_tokens: schema.only(False, "the template writes the special tokens") = None
+
+
+class _Ids(schema.Body):
+    """The body of /detokenize."""
+
+    model: schema.Text = ""
+    tokens: schema.Ids = Field(description="give a list of token ids")
+
+
+def _tokenized(value: Any) -> tuple[Asked, bool]:
+    """Returns the request whose prompt is to be told, and whether its tokens' texts are, too."""
+    talks, writes = (isinstance(value, dict) and value.get(name) is not None for name in ("messages", "prompt"))
+    if talks and not writes:
+        given = schema.read(_Messages, value)
+        return Asked(model=given.model, messages=given.messages, tools=given.tools), given.return_token_strs
+    text = schema.read(_Text, value)
+    if text.prompt is None:
+        raise Refusal(400, "give either prompt, a text, or messages", "prompt")
+    return Asked(model=text.model, prompts=(text.prompt,)), text.return_token_strs
 
 
 class Words:
@@ -45,12 +71,8 @@ class Words:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: the ids of a text, or of messages in the chat template."""
-        asked = await body(request)
-        talks, writes = (asked.get(name) is not None for name in ("messages", "prompt"))
-        given = fields.read(asked, _MESSAGES if talks and not writes else _TEXT)
-        if not (talks or writes):
-            raise Refusal(400, "give either prompt, a text, or messages", "prompt")
-        ids = await self._service.tokens(_asked(given))
+        asked, strings = await body(request, _tokenized)
+        ids = await self._service.tokens(asked)
         decode = self._service.words.decode
 
         def told() -> dict[str, Any]:
@@ -58,26 +80,21 @@ class Words:
                 "count": len(ids),
                 "max_model_len": self._service.policy.config.engine.max_length,
                 "tokens": ids,
-                "token_strs": [decode([one], False) for one in ids] if given.get("return_token_strs") else None,
+                "token_strs": [decode([one], False) for one in ids] if strings else None,
             }
 
         return await _written(told)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of ids, special tokens among it."""
-        given = fields.read(await body(request), _DETOKENIZE)
-        if "tokens" not in given:
-            raise Refusal(400, "tokens is missing: give a list of token ids", "tokens")
-        service, ids = self._service, given["tokens"]
-        service.check_model(given.get("model", ""))
+        given = await body(request, functools.partial(schema.read, _Ids))
+        service, ids = self._service, given.tokens
+        service.check_model(given.model)
         if len(ids) > service.longest_text:
             raise Refusal(400, f"tokens has {len(ids)} ids; at most {service.longest_text} are read", "tokens")
 
         def told() -> dict[str, Any]:
-            last = service.words.vocab_size - 1
-            for token in ids:
-                if not 0 <= token <= last:
-                    raise wrong("tokens", token, f"token ids from 0 to {last}", str(min(max(token, 0), last)))
+            schema.check_ids("tokens", ids, service.words.vocab_size)
             return {"prompt": service.words.decode(ids, False)}
 
         return await _written(told)
@@ -91,11 +108,3 @@ async def _written(made: Callable[[], dict[str, Any]]) -> Response:
     """Returns a JSON object as a response. A thread makes and writes it, so that streams go on meanwhile."""
     data = await anyio.to_thread.run_sync(lambda: json.dumps(made(), ensure_ascii=False).encode())
     return Response(data, media_type="application/json")
-
-
-def _asked(given: Mapping[str, Any]) -> Asked:
-    """Returns the request whose prompt is to be told."""
-    prompts = (given["prompt"],) if "prompt" in given else ()
-    return Asked(
-        model=given.get("model", ""), prompts=prompts, messages=given.get("messages", ()), tools=given.get("tools", ())
-    )

@@ -10,11 +10,13 @@ in OpenAI's error form.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from pydantic import BeforeValidator, Field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -26,7 +28,7 @@ from jaxrl_post.json_text import shown
 from jaxrl_post.rewards.environments.session import AGAIN, OVER, UNKNOWN, UNLIKE, NotPlayed, Session
 from jaxrl_post.rewards.environments.sessions import Sessions, Wake
 from jaxrl_post.serve import asked as bodies
-from jaxrl_post.serve import exchange, fields
+from jaxrl_post.serve import exchange, schema
 from jaxrl_post.serve.agents.turn_form import TurnForm
 from jaxrl_post.serve.asked import Asked
 from jaxrl_post.serve.refusal import Refusal, error, wrong
@@ -34,7 +36,7 @@ from jaxrl_post.serve.refusal import Refusal, error, wrong
 LONGEST_S = 600.0  # of a request that waits
 LARGEST = 1e30  # of a reward or a component
 MOST = 4096  # sessions that are taken at a time
-_MOST_NUMBERS = 64
+_MOST_NUMBERS, _LONGEST_NAME = 64, 200
 _STATUS = {UNKNOWN: 404, OVER: 410, UNLIKE: 400, AGAIN: 409}
 _OTHERS = ("temperature", "top_p", "top_k", "stop", "stop_token_ids", "seed")
 _PATHS = "POST /v1/sessions, POST /v1/sessions/release, GET /v1/sessions, GET /health and those below /sessions/ID/"
@@ -88,14 +90,10 @@ class Endpoints:
 
     async def take(self, request: Request) -> Response:
         """POST /v1/sessions: sessions to play, or none within `wait` seconds. `ended`: there will be no more."""
-        readers = {"harness": fields.text, "most": fields.whole(1, MOST), "wait": fields.number(0.0, LONGEST_S)}
-        given = fields.read(await exchange.body(request), readers)
-        harness, most = given.get("harness"), given.get("most", 1)
-        if not harness:
-            raise Refusal(400, "harness is missing: give a name, by which it may release its sessions", "harness")
+        given = await exchange.body(request, functools.partial(schema.read, _Take))
         try:
             found = await self._until(
-                request, lambda wake: self._sessions.claim(harness, most, wake), given.get("wait", 0.0)
+                request, lambda wake: self._sessions.claim(given.harness, given.most, wake), given.wait
             )
         except NotPlayed:
             return JSONResponse({"sessions": [], "ended": True})
@@ -109,15 +107,13 @@ class Endpoints:
 
     async def release(self, request: Request) -> Response:
         """POST /v1/sessions/release: sessions of a harness that begins anew are offered again."""
-        given = fields.read(await exchange.body(request), {"harness": fields.text})
-        if not given.get("harness"):
-            raise Refusal(400, "harness is missing: give the name under which sessions were taken", "harness")
-        return JSONResponse({"released": self._sessions.release(given["harness"])})
+        given = await exchange.body(request, functools.partial(schema.read, _Release))
+        return JSONResponse({"released": self._sessions.release(given.harness)})
 
     async def chat(self, request: Request) -> Response:
         """POST /sessions/ID/v1/chat/completions: the turn behind the messages."""
-        name, body = request.path_params["name"], await exchange.body(request)
-        asked = bodies.chat(body)
+        name = request.path_params["name"]
+        body, asked = await exchange.body(request, lambda value: (value, bodies.chat(value)))
         self._refuse_others(body, asked)
         spoken = await self._until(
             request, lambda wake: self._sessions.heard(name, asked.messages, wake), asked.timeout_s or LONGEST_S, name
@@ -138,20 +134,14 @@ class Endpoints:
 
     async def reward(self, request: Request) -> Response:
         """POST /sessions/ID/reward: the reward of the last turn, which ends the conversation unless `done` is false."""
-        readers = {"reward": fields.number(-LARGEST, LARGEST), "components": _numbers, "done": fields.truth}
-        given = fields.read(await exchange.body(request), readers)
-        if "reward" not in given:
-            raise Refusal(400, "reward is missing: give a number", "reward")
-        name, done = request.path_params["name"], given.get("done", True)
-        self._sessions.rewarded(name, given["reward"], given.get("components", {}), done)
-        return JSONResponse({"reward": given["reward"], "done": done})
+        given = await exchange.body(request, functools.partial(schema.read, _Reward))
+        self._sessions.rewarded(request.path_params["name"], given.reward, given.components, given.done)
+        return JSONResponse({"reward": given.reward, "done": given.done})
 
     async def failed(self, request: Request) -> Response:
         """POST /sessions/ID/failed: the rollout is masked."""
-        given = fields.read(await exchange.body(request), {"why": fields.text})
-        if not given.get("why"):
-            raise Refusal(400, "why is missing: say in a few words what failed, for the log of the run", "why")
-        self._sessions.failed(request.path_params["name"], " ".join(given["why"].split())[:200])
+        given = await exchange.body(request, functools.partial(schema.read, _Failed))
+        self._sessions.failed(request.path_params["name"], _plain_words(given.why))
         return JSONResponse({"failed": True})
 
     async def health(self, request: Request) -> Response:
@@ -237,12 +227,39 @@ def _waking(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> Wake:
     return wake
 
 
-def _numbers(name: str, value: Any) -> dict[str, float]:
-    """Returns named numbers."""
-    if not isinstance(value, dict) or len(value) > _MOST_NUMBERS:
-        raise wrong(name, value, f"an object of at most {_MOST_NUMBERS} numbers")
-    read = fields.number(-LARGEST, LARGEST)
-    return {key: read(f"{name}.{key[:40]}", one) for key, one in value.items()}
+class _Take(schema.Body):
+    harness: schema.Name = Field(description="give a name, by which it may release its sessions")
+    most: schema.whole(1, MOST) = 1
+    wait: schema.number(0.0, LONGEST_S) = 0.0
+
+
+class _Release(schema.Body):
+    harness: schema.Name = Field(description="give the name under which sessions were taken")
+
+
+def _names(value: Any) -> Any:
+    """Refuses names of components that no log should hold."""
+    for name in value if isinstance(value, dict) else ():
+        if not (0 < len(name) <= _LONGEST_NAME and name.isprintable()):
+            raise wrong("components", name, f"named by 1 to {_LONGEST_NAME} printable characters")
+    return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
+
+
+class _Reward(schema.Body):
+    reward: schema.number(-LARGEST, LARGEST) = Field(description="give a number")
+    components: Annotated[
+        dict[str, schema.number(-LARGEST, LARGEST)], BeforeValidator(_names), Field(max_length=_MOST_NUMBERS)
+    ] = Field(default_factory=dict)
+    done: bool = True
+
+
+class _Failed(schema.Body):
+    why: schema.Text = Field(min_length=1, description="say in a few words what failed, for the log of the run")
+
+
+def _plain_words(text: str) -> str:
+    """Returns a text on one line as a terminal may show it: what is not printable becomes a space."""
+    return " ".join("".join(one if one.isprintable() else " " for one in text[:2000]).split())[:200]
 
 
 def _plain(value: Any) -> Any:

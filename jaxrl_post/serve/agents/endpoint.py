@@ -20,7 +20,7 @@ from jaxrl_post.rewards.environments import harness
 from jaxrl_post.rewards.environments.sessions import Sessions
 from jaxrl_post.serve import listening
 
-_NEEDED = ("starlette", "uvicorn", "prometheus_client")
+_NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client", "pydantic")
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -19,6 +20,8 @@ from starlette.routing import Route
 
 from jaxrl_post.serve import exchange
 from jaxrl_post.serve.refusal import Refusal
+from jaxrl_post.serve.schema import Body
+from jaxrl_post.serve.tinker import bodies
 from jaxrl_post.serve.tinker.service import Service
 
 ROOT = "/api/v1"
@@ -31,29 +34,16 @@ _OFF = (
     "pjwt_auth_enabled",
     "use_pyqwest_transport",
 )
-_POSTS = (
-    "create_session",
-    "session_heartbeat",
-    "create_sampling_session",
-    "create_model",
-    "get_info",
-    "unload_model",
-    "forward",
-    "forward_backward",
-    "optim_step",
-    "save_weights",
-    "save_weights_for_sampler",
-    "load_weights",
-    "weights_info",
-    "asample",
-)
 
 
-def app(service: Service, key: str) -> Starlette:
-    """Returns the application. An empty key lets everybody in."""
+def app(service: Service, keys: Mapping[str, str]) -> Starlette:
+    """Returns the application. `keys`: key -> owner. Without a key everybody is let in."""
     endpoints = Endpoints(service)
 
-    routes = [Route(f"{ROOT}/{name}", endpoints.called(getattr(service, name)), methods=["POST"]) for name in _POSTS]
+    routes = [
+        Route(f"{ROOT}/{name}", endpoints.called(form, getattr(service, name)), methods=["POST"])
+        for name, form in bodies.POSTS.items()
+    ]
     routes += [
         Route(f"{ROOT}/retrieve_future", endpoints.retrieve_future, methods=["POST"]),
         Route(f"{ROOT}/client/config", endpoints.client_config, methods=["POST"]),
@@ -65,16 +55,18 @@ def app(service: Service, key: str) -> Starlette:
     return Starlette(
         routes=routes,
         lifespan=exchange.lifespan(service),
-        middleware=[_door(key)],
+        middleware=[_door(keys)],
         exception_handlers={Refusal: _refused, HTTPException: _unrouted, 500: _failed},
     )
 
 
-def _door(key: str) -> Middleware:
+def _door(keys: Mapping[str, str]) -> Middleware:
     """Returns the door of the API: a key, and /healthz for everybody."""
     sentence = "the key is missing or wrong: set TINKER_API_KEY to the key that the server printed"
     refusal = _told({"detail": sentence}, 401)
-    return Middleware(exchange.Door, key=key, header="x-api-key", prefix="", free=(f"{ROOT}/healthz",), refusal=refusal)
+    return Middleware(
+        exchange.Door, keys=keys, header="x-api-key", prefix="", free=(f"{ROOT}/healthz",), refusal=refusal
+    )
 
 
 class Endpoints:
@@ -83,23 +75,32 @@ class Endpoints:
     def __init__(self, service: Service):
         self._service = service
 
-    def called(self, call: Callable[[Any], Mapping[str, Any]]) -> Callable[[Request], Any]:
-        """Returns an endpoint that gives the body to a method of the service."""
+    def called(self, form: type[Body], call: Callable[..., Mapping[str, Any]]) -> Callable[[Request], Any]:
+        """Returns an endpoint that gives owner and body to a method of the service."""
 
         async def endpoint(request: Request) -> Response:
             try:
-                return _told(call(await _body(request)))
+                given = await self._body(request, form)
             except ClientDisconnect:
                 return Response(status_code=400)
+            return _told(call(request.scope[exchange.OWNER], *given))
 
         return endpoint
 
+    async def _body(self, request: Request, form: type[Body]) -> tuple[Any, ...]:
+        """Returns a body, and what is made of it; see bodies.read."""
+        if "protobuf" in request.headers.get("content-type", ""):
+            raise Refusal(415, "protobuf is not served; use the version of the SDK that docs/tinker.md names")
+        return await exchange.body(request, lambda value: bodies.read(form, value, self._service.limits), LONGEST_BODY)
+
     async def retrieve_future(self, request: Request) -> Response:
         """POST retrieve_future: the result, or 408 where it is not there yet, upon which clients ask again."""
-        result = await self._service.retrieve_future(await _body(request), WAIT_S)
+        (given,) = await self._body(request, bodies.Fetched)
+        result = await self._service.retrieve_future(request.scope[exchange.OWNER], given, WAIT_S)
         if result is None:
             return _told({"detail": "the result is not there yet", "queue_state": "active"}, 408)
-        return _told(result)
+        text = await anyio.to_thread.run_sync(json.dumps, result)  # a result may have a million numbers
+        return Response(text, media_type="application/json")
 
     async def client_config(self, request: Request) -> Response:
         """POST client/config: JSON bodies, one after another, so that gradients are added in the client's order."""
@@ -111,7 +112,7 @@ class Endpoints:
 
     async def healthz(self, request: Request) -> Response:
         """GET healthz: 200 while the devices' thread runs, else 503."""
-        alive = self._service.worker.alive
+        alive = not self._service.failed.is_set()
         return _told({"status": "ok" if alive else "the devices' thread has stopped"}, 200 if alive else 503)
 
     async def capabilities(self, request: Request) -> Response:
@@ -121,14 +122,7 @@ class Endpoints:
 
     async def sampler(self, request: Request) -> Response:
         """GET samplers/NAME."""
-        return _told(self._service.sampler(request.path_params["name"]))
-
-
-async def _body(request: Request) -> Any:
-    """Returns the JSON value of a body."""
-    if "protobuf" in request.headers.get("content-type", ""):
-        raise Refusal(415, "protobuf is not served; use the version of the SDK that docs/tinker.md names")
-    return exchange.parsed(await exchange.read(request, LONGEST_BODY))
+        return _told(self._service.sampler(request.scope[exchange.OWNER], request.path_params["name"]))
 
 
 def _told(value: Mapping[str, Any], status: int = 200) -> Response:
@@ -142,7 +136,7 @@ async def _refused(request: Request, refusal: Refusal) -> Response:
 
 async def _unrouted(request: Request, wrong: HTTPException) -> Response:
     valid = f"the paths below {ROOT} of the SDK that docs/tinker.md names"
-    sentence = f"{request.method} is not served at {request.url.path[:80]}; valid are {valid}"
+    sentence = f"{request.method} is not served at {request.scope['path'][:80]}; valid are {valid}"
     return _told({"detail": sentence}, wrong.status_code)
 
 

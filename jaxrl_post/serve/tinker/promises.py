@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import itertools
+import secrets
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -17,13 +17,13 @@ KEPT_NUMBERS = 1 << 22  # in results that were fetched and can be fetched again;
 
 
 class Promise:
-    """A request's result, once it is there. `owner`: the session that asked.
+    """A request's result, once it is there. `owner`: the session that asked. `key_owner`: who alone may fetch it.
 
     `numbers`: of a result that was fetched, or that nobody fetches any more; 0 before.
     """
 
-    def __init__(self, name: str, owner: str):
-        self.name, self.owner = name, owner
+    def __init__(self, name: str, owner: str, key_owner: str):
+        self.name, self.owner, self.key_owner = name, owner, key_owner
         self.result: Mapping[str, Any] | None = None
         self.numbers = 0
         self._settled = asyncio.Event()
@@ -55,20 +55,20 @@ class Promises:
         self._open: collections.OrderedDict[str, Promise] = collections.OrderedDict()
         self._keys: dict[Hashable, str] = {}
         self._named: dict[str, Hashable] = {}
-        self._numbers = itertools.count(1)
 
-    def find(self, name: str) -> Promise | None:
-        """Returns a promise, or None where it was never made or is forgotten."""
-        return self._open.get(name)
+    def find(self, name: str, key_owner: str = "") -> Promise | None:
+        """Returns a promise, or None where it was never made, is forgotten, or is another owner's."""
+        one = self._open.get(name)
+        return one if one is not None and one.key_owner == key_owner else None
 
     def earlier(self, key: Hashable) -> Promise | None:
         """Returns the promise of an earlier request with this key."""
         return self._open.get(self._keys.get(key, ""))
 
-    def make(self, owner: str, key: Hashable = None) -> Promise:
+    def make(self, owner: str, key: Hashable = None, key_owner: str = "") -> Promise:
         """Returns a new promise. `key`: tells a repeated request from a new one; None: none is repeated."""
         self._forget()
-        one = Promise(str(next(self._numbers)), owner)
+        one = Promise(secrets.token_hex(16), owner, key_owner)
         self._open[one.name] = one
         if key is not None:
             self._keys[key], self._named[one.name] = one.name, key

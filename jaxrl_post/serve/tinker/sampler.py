@@ -22,18 +22,18 @@ from jaxrl_post.models.model_config import Lora
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.serve.tinker.datums import Datum
 from jaxrl_post.serve.tinker.forms import Ask
-from jaxrl_post.serve.tinker.snapshots import Snapshots
+from jaxrl_post.serve.tinker.snapshots import Saved, Snapshots
 from jaxrl_post.serve.tinker.trainer import Trainer
 from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId, served_seed
 
-BASE = ""  # the path of the base's own weights
+BASE = Saved("", "")  # the base's own weights
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sampling:
     """A request to sample. `path`: of the weights. `seed`: of its noise."""
 
-    path: str
+    path: Saved
     ask: Ask
     seed: int
 
@@ -55,7 +55,8 @@ class Sampler:
 
     def __init__(self, policy: Policy, engine: RowEngine, trainer: Trainer, snapshots: Snapshots):
         self._policy, self._engine, self._trainer, self._snapshots = policy, engine, trainer, snapshots
-        self._base, self._held = engine.device.params, (BASE, 0)  # the path on the engine, and the stamp of its file
+        self._base = engine.device.params
+        self._held: tuple | None = (BASE, 0)  # the path on the engine, and the stamp of its file; None: not known
         self._mesh = jax.tree.leaves(self._base)[0].sharding.mesh
         self._dtype = jax.tree.leaves(self._base)[0].dtype
         self._homes = meshes.param_shardings(self._mesh, decoder.axes(policy.model), "engine")
@@ -97,19 +98,26 @@ class Sampler:
         self._places.clear()
         self._live.clear()
 
-    def _use(self, path: str) -> None:
+    def restart(self) -> None:
+        """Begins anew, whatever an error has left of a dispatch."""
+        self._engine.restart()
+        self._places.clear()
+        self._live.clear()
+
+    def _use(self, path: Saved) -> None:
         """Gives the engine the weights of a path, unless they are there and no other file has replaced theirs."""
         if self._live:
-            assert path == self._held[0], "requests of other weights are on the engine"
+            assert self._held is not None and path == self._held[0], "requests of other weights are on the engine"
             return
         held = path, 0 if path == BASE else self._snapshots.stamp(path)
         if held == self._held:
             return
         weights = self._base if path == BASE else self._placed(path)
+        self._held = None
         self._engine.swap(weights, self._engine.version + 1)
         self._held = held
 
-    def _placed(self, path: str) -> Any:
+    def _placed(self, path: Saved) -> Any:
         """Returns the weights of a path in the engine's layout and dtype, merged where they are additions."""
         saved = self._snapshots.read(path)
         self._trainer.check(saved)

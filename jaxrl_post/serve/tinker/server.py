@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from jaxrl_post.serve.tinker.service import Service
 from jaxrl_post.serve.tinker.snapshots import Snapshots
 from jaxrl_post.serve.tinker.trainer import Trainer
 from jaxrl_post.trainer import programs
+from jaxrl_post.types import MOST_ENDS
 
 
 class Server:
@@ -31,7 +32,7 @@ class Server:
     Args:
       config: of the policy. A micro-batch has batch.rows rows of engine.max_length tokens.
       folder: of saved weights.
-      key: that clients need; empty: none.
+      keys: key that a client sends -> its owner, whose folder holds the saved weights; empty: none is asked for.
       how: as in Service.
     """
 
@@ -42,7 +43,7 @@ class Server:
         *,
         name: str,
         folder: Path,
-        key: str,
+        keys: Mapping[str, str],
         say: Callable[[str], object],
         **how: Any,
     ):
@@ -50,18 +51,24 @@ class Server:
         engine = policy.engine()
         trainer = _trainer(config, files, policy, engine.device.params, name)
         vocab, length = files.model.used_vocab or files.model.vocab_size, config.engine.max_length
-        limits = Limits(vocab=vocab, positions=length)
+        limits = Limits(vocab=vocab, positions=length, stops=MOST_ENDS - len(policy.sampling.eos_ids))
         sampler = Sampler(policy, engine, trainer, snapshots)
         self.service = Service(
             trainer, sampler, snapshots, limits, name=name, tokenizer=str(files.place.resolve()), say=say, **how
         )
-        self._key, self._say = key, say
-        self._http = HttpServer(app(self.service, key))
+        self._keys, self._say = keys, say
+        self._http = HttpServer(app(self.service, keys), self.service.last_word)
 
     def serve(self, listening: socket.socket) -> int:
         """Serves at a socket until a signal, `stop`, or the end of the devices' thread. Returns the exit code."""
         self._say(f"serving {self.service.name} to the Tinker SDK at {address(listening)}")
-        self._say(f"key {self._key}" if self._key else "no key is asked for: whoever reaches the port is served")
+        one = [key for key, owner in self._keys.items() if not owner]
+        owners = (
+            f"keys of {', '.join(self._keys.values())}"
+            if self._keys
+            else "no key is asked for: whoever reaches the port is served"
+        )
+        self._say(f"key {one[0]}" if one else owners)
         self._http.run(listening, self.service.failed)
         return int(self.service.broken)
 

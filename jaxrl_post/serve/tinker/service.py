@@ -17,12 +17,11 @@ import anyio
 
 from jaxrl_post.json_text import shown
 from jaxrl_post.models.model_config import Lora
-from jaxrl_post.serve import fields
 from jaxrl_post.serve.refusal import Refusal
-from jaxrl_post.serve.tinker import forms
+from jaxrl_post.serve.tinker import bodies, forms
 from jaxrl_post.serve.tinker.promises import Promise, Promises, refused
 from jaxrl_post.serve.tinker.sampler import BASE, Sampler, Sampling
-from jaxrl_post.serve.tinker.snapshots import Snapshots
+from jaxrl_post.serve.tinker.snapshots import Saved, Snapshots
 from jaxrl_post.serve.tinker.trainer import Outcome, Trainer
 from jaxrl_post.serve.tinker.worker import Piece, Worker
 
@@ -30,6 +29,7 @@ _STOP_S = 30.0  # for the last piece
 _SEED_BITS = 63  # of a seed that the server draws
 _SWEEP_S = 5.0  # between two looks for sessions that are over
 _STOPPED = "the server is stopping"
+_FAILED = "the devices' thread failed, and begins anew; send the request again; the log of the server says why"
 _UNEMBEDDED = (
     "additions are trained in attention and feed-forward alone; train_unembed is not served. rank=0 trains all weights"
 )
@@ -37,16 +37,17 @@ _UNEMBEDDED = (
 
 @dataclass(eq=False)
 class Session:
-    """A client. `heard`: time.monotonic() of its last sign. `waits`: requests for a result that wait for it now.
+    """A client. `owner`: of the key that began it, the only one who may use it. `heard`: time.monotonic() of its last sign.
 
-    `runs`: names. `passing`: paths that end with it.
+    `waits`: requests for a result that wait for it now. `runs`: names. `passing`: weights that end with it.
     """
 
     name: str
+    owner: str
     heard: float
     waits: int = 0
     runs: dict[str, Lora | None] = field(default_factory=dict)
-    passing: list[str] = field(default_factory=list)
+    passing: list[Saved] = field(default_factory=list)
 
 
 class Service:
@@ -78,7 +79,7 @@ class Service:
         self._trainer, self._snapshots, self._queue, self._idle_s, self._say = trainer, snapshots, queue, idle_s, say
         self._sessions: dict[str, Session] = {}
         self._owners: dict[str, Session] = {}  # of training runs
-        self._samplers: dict[str, tuple[Session, str]] = {}  # session and path of a sampler
+        self._samplers: dict[str, tuple[Session, Saved]] = {}  # session and weights of a sampler
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper: asyncio.Task | None = None
 
@@ -99,46 +100,41 @@ class Service:
 
     # ---- sessions
 
-    def create_session(self, body: Any) -> dict[str, Any]:
+    def create_session(self, owner: str, given: bodies.CreateSession) -> dict[str, Any]:
         """Begins a session."""
-        forms.body(body, _SESSION)
-        one = Session(f"session-{secrets.token_hex(8)}", time.monotonic())
+        one = Session(_id("session"), owner, time.monotonic())
         self._sessions[one.name] = one
         told = {"info_message": None, "warning_message": _UNEMBEDDED, "error_message": None}
         return {"type": "create_session", "session_id": one.name, **told}
 
-    def session_heartbeat(self, body: Any) -> dict[str, Any]:
+    def session_heartbeat(self, owner: str, given: bodies.Heartbeat) -> dict[str, Any]:
         """Keeps a session."""
-        self._session(forms.body(body, _HEARTBEAT, "session_id")["session_id"]).heard = time.monotonic()
+        self._session(owner, given.session_id).heard = time.monotonic()
         return {"type": "session_heartbeat"}
 
-    def create_sampling_session(self, body: Any) -> dict[str, Any]:
+    def create_sampling_session(self, owner: str, given: bodies.CreateSamplingSession) -> dict[str, Any]:
         """Begins to sample saved weights, or the base."""
-        given = forms.body(body, _SAMPLING, "session_id")
-        sampled, name = (self._session(given["session_id"]), self._path(given)), f"sampler-{secrets.token_hex(8)}"
+        sampled, name = (self._session(owner, given.session_id), self._path(owner, given)), _id("sampler")
         self._samplers[name] = sampled
         return {"type": "create_sampling_session", "sampling_session_id": name}
 
-    def sampler(self, name: str) -> dict[str, Any]:
+    def sampler(self, owner: str, name: str) -> dict[str, Any]:
         """Tells what a sampler samples."""
-        _, path = self._sampled(name)
-        return {"sampler_id": name, "base_model": self.name, "model_path": path or None}
+        _, saved = self._sampled(owner, name)
+        return {"sampler_id": name, "base_model": self.name, "model_path": saved.path or None}
 
     # ---- training runs
 
-    def create_model(self, body: Any) -> dict[str, Any]:
+    def create_model(self, owner: str, given: bodies.CreateModel) -> dict[str, Any]:
         """Begins a training run."""
-        given = forms.body(body, _MODEL, "session_id", "base_model")
-        session = self._session(given["session_id"])
-        self._check_base(given["base_model"])
-        if not isinstance(given.get("lora_config", {}), dict):
-            raise Refusal(400, "lora_config must be an object", "lora_config")
-        added, seed = forms.lora("lora_config", given.get("lora_config", {"rank": 0}))
-        key = ("create_model", session.name, given.get("model_seq_id", secrets.token_hex(8)))
-        earlier = self.promises.earlier(key)
+        session = self._session(owner, given.session_id)
+        self._check_base(given.base_model)
+        added, seed = given.lora_config.read()
+        key = ("create_model", session.name, given.model_seq_id)
+        earlier = self.promises.earlier(key) if given.model_seq_id is not None else None
         if earlier is not None:
             return _future(earlier)
-        run = f"run-{secrets.token_hex(8)}"
+        run = _id("run")
 
         def begin() -> dict[str, Any]:
             self._trainer.begin(run, added, seed)
@@ -148,18 +144,17 @@ class Service:
         session.runs[run], self._owners[run] = added, session
         return _future(promise) | {"model_id": run}
 
-    def get_info(self, body: Any) -> dict[str, Any]:
+    def get_info(self, owner: str, given: bodies.Named) -> dict[str, Any]:
         """Tells what a training run trains, and which tokenizer its tokens are of."""
-        run = forms.body(body, _NAMED, "model_id")["model_id"]
-        added = self._owner(run).runs[run]
+        added = self._owner(owner, given.model_id).runs[given.model_id]
         about = {"model_name": self.name, "tokenizer_id": self.tokenizer}
         more = {"is_lora": added is not None, "lora_rank": added.rank if added else None, "model_name": self.name}
-        return {"type": "get_info", "model_data": about, "model_id": run, **more}
+        return {"type": "get_info", "model_data": about, "model_id": given.model_id, **more}
 
-    def unload_model(self, body: Any) -> dict[str, Any]:
+    def unload_model(self, owner: str, given: bodies.Named) -> dict[str, Any]:
         """Ends a training run. What it saved under a name stays."""
-        run = forms.body(body, _NAMED, "model_id")["model_id"]
-        session = self._owner(run)
+        run = given.model_id
+        session = self._owner(owner, run)
 
         def end() -> dict[str, Any]:
             self._trainer.runs.pop(run, None)
@@ -169,81 +164,71 @@ class Service:
         del self._owners[run]  # the session keeps the name, as it may end before the piece is run
         return _future(promise)
 
-    def forward(self, body: Any) -> dict[str, Any]:
+    def forward(self, owner: str, given: bodies.Forward, asked: forms.Pass) -> dict[str, Any]:
         """Gives log-probs and losses."""
-        return self._passed(body, "forward_input", self._trainer.forward)
+        return self._passed(owner, given, asked, self._trainer.forward)
 
-    def forward_backward(self, body: Any) -> dict[str, Any]:
+    def forward_backward(self, owner: str, given: bodies.ForwardBackward, asked: forms.Pass) -> dict[str, Any]:
         """Gives log-probs and losses, and adds the gradient."""
-        return self._passed(body, "forward_backward_input", self._trainer.forward_backward)
+        return self._passed(owner, given, asked, self._trainer.forward_backward)
 
-    def _passed(self, body: Any, name: str, run: Callable[..., Outcome]) -> dict[str, Any]:
-        given = forms.body(body, _TRAINED | {name: fields.anything}, "model_id", name)
-        asked = forms.passed(name, given[name], self.limits)
-
+    def _passed(
+        self, owner: str, given: bodies.Trained, asked: forms.Pass, run: Callable[..., Outcome]
+    ) -> dict[str, Any]:
         def work() -> dict[str, Any]:
-            return _outcome(run(given["model_id"], asked.datums, asked.loss, asked.bounds))
+            return _outcome(run(given.model_id, asked.datums, asked.loss, asked.bounds))
 
-        return self._trained(given, work)
+        return self._trained(owner, given, work)
 
-    def optim_step(self, body: Any) -> dict[str, Any]:
+    def optim_step(self, owner: str, given: bodies.OptimStep) -> dict[str, Any]:
         """Takes an optimizer step."""
-        given = forms.body(body, _TRAINED | {"adam_params": fields.anything}, "model_id", "adam_params")
-        adam = forms.adam("adam_params", given["adam_params"])
+        adam = given.adam_params.read()
 
         def work() -> dict[str, Any]:
-            return {"type": "optim_step", "metrics": {"grad_norm": self._trainer.step(given["model_id"], adam)}}
+            return {"type": "optim_step", "metrics": {"grad_norm": self._trainer.step(given.model_id, adam)}}
 
-        return self._trained(given, work)
+        return self._trained(owner, given, work)
 
     # ---- saved weights
 
-    def save_weights(self, body: Any) -> dict[str, Any]:
+    def save_weights(self, owner: str, given: bodies.SaveWeights) -> dict[str, Any]:
         """Saves weights and the optimizer's state."""
-        given = forms.body(body, _SAVED, "model_id", "path")
-        self._refuse_lifetime(given)
 
         def work() -> dict[str, Any]:
-            path = self._snapshots.path(
-                given["model_id"], "weights", given["path"], replace=given.get("overwrite", False)
-            )
-            self._snapshots.write(path, self._trainer.snapshot(given["model_id"], optimizer=True))
-            return {"type": "save_weights", "path": path}
+            saved = self._snapshots.path(owner, given.model_id, "weights", given.path, replace=given.overwrite)
+            self._snapshots.write(saved, self._trainer.snapshot(given.model_id, optimizer=True))
+            return {"type": "save_weights", "path": saved.path}
 
-        return self._trained(given, work)
+        return self._trained(owner, given, work)
 
-    def save_weights_for_sampler(self, body: Any) -> dict[str, Any]:
+    def save_weights_for_sampler(self, owner: str, given: bodies.SaveWeightsForSampler) -> dict[str, Any]:
         """Saves weights to sample from. Without a name they end with the session."""
-        given = forms.body(body, _SAVED, "model_id")
-        self._refuse_lifetime(given)
-        session, run, passing = self._owner(given["model_id"]), given["model_id"], "path" not in given
-        sampler = f"sampler-{secrets.token_hex(8)}"
+        session, run, sampler = self._owner(owner, given.model_id), given.model_id, _id("sampler")
 
         def work() -> dict[str, Any]:
-            path = self._snapshots.path(run, "sampler_weights", given.get("path", sampler))
-            self._snapshots.write(path, self._trainer.snapshot(run, optimizer=False))
-            if not passing:
-                return {"type": "save_weights_for_sampler", "path": path}
-            session.passing.append(path)
-            self._later(self._keep, sampler, session, path)
+            saved = self._snapshots.path(owner, run, "sampler_weights", given.path or sampler)
+            self._snapshots.write(saved, self._trainer.snapshot(run, optimizer=False))
+            if given.path is not None:
+                return {"type": "save_weights_for_sampler", "path": saved.path}
+            session.passing.append(saved)
+            self._later(self._keep, sampler, session, saved)
             return {"type": "save_weights_for_sampler", "path": None, "sampling_session_id": sampler}
 
-        return self._trained(given, work)
+        return self._trained(owner, given, work)
 
-    def load_weights(self, body: Any) -> dict[str, Any]:
+    def load_weights(self, owner: str, given: bodies.LoadWeights) -> dict[str, Any]:
         """Continues a run from saved weights."""
-        given = forms.body(body, _LOADED, "model_id", "path")
 
         def work() -> dict[str, Any]:
-            saved = self._snapshots.read(given["path"])
-            self._trainer.load(given["model_id"], saved, optimizer=given.get("optimizer", False))
-            return {"type": "load_weights", "path": given["path"]}
+            saved = self._snapshots.read(Saved(owner, given.path))
+            self._trainer.load(given.model_id, saved, optimizer=given.optimizer)
+            return {"type": "load_weights", "path": given.path}
 
-        return self._trained(given, work)
+        return self._trained(owner, given, work)
 
-    def weights_info(self, body: Any) -> dict[str, Any]:
+    def weights_info(self, owner: str, given: bodies.WeightsInfo) -> dict[str, Any]:
         """Tells which run may load saved weights."""
-        about = self._snapshots.about(forms.body(body, _INFO, "tinker_path")["tinker_path"])
+        about = self._snapshots.about(Saved(owner, given.tinker_path))
         added = about.lora
         return {
             "base_model": about.base,
@@ -256,21 +241,18 @@ class Service:
 
     # ---- sampling
 
-    def asample(self, body: Any) -> dict[str, Any]:
+    def asample(self, owner: str, given: forms.SampleBody, asked: forms.Ask) -> dict[str, Any]:
         """Samples."""
-        given = forms.body(body, forms.SAMPLE, "prompt", "sampling_session_id")
-        session, path = self._sampled(given["sampling_session_id"])
-        asked = forms.ask(given, self.limits)
+        session, saved = self._sampled(owner, given.sampling_session_id)
         seed = secrets.randbits(_SEED_BITS) if asked.seed is None else asked.seed
-        key = ("asample", given["sampling_session_id"], given.get("seq_id"))
-        return _future(self._queued(session, None, key, Sampling(path=path, ask=asked, seed=seed)))
+        key = ("asample", given.sampling_session_id, given.seq_id)
+        return _future(self._queued(session, None, key, Sampling(path=saved, ask=asked, seed=seed)))
 
-    async def retrieve_future(self, body: Any, seconds: float) -> Mapping[str, Any] | None:
+    async def retrieve_future(self, owner: str, given: bodies.Fetched, seconds: float) -> Mapping[str, Any] | None:
         """Returns the result of a request, or None where it is not there after some seconds."""
-        name = forms.body(body, _FETCHED, "request_id")["request_id"]
-        promise = self.promises.find(name)
+        promise = self.promises.find(given.request_id, owner)
         if promise is None:
-            raise Refusal(410, f"there is no request {shown(name)} any more; send it again", "request_id")
+            raise Refusal(410, f"there is no request {shown(given.request_id)} any more; send it again", "request_id")
         session = self._sessions.get(promise.owner)
         if session is None:
             return promise.take()
@@ -283,11 +265,10 @@ class Service:
 
     # ---- what several of them do
 
-    def _trained(self, given: Mapping[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _trained(self, owner: str, given: bodies.Trained, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Queues a piece of a training run. A number that was sent before gives the earlier request."""
-        run, number = given["model_id"], given.get("seq_id")
-        session = self._owner(run)
-        return _future(self._queued(session, functools.partial(self._of_run, run, work), ("run", run, number)))
+        run, key = given.model_id, ("run", given.model_id, given.seq_id)
+        return _future(self._queued(self._owner(owner, run), functools.partial(self._of_run, run, work), key))
 
     def _of_run(self, run: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Runs a piece in the thread of the devices, where its run is still there."""
@@ -307,58 +288,57 @@ class Service:
         earlier = self.promises.earlier(key) if whole else None
         if earlier is not None:
             return earlier
-        if not self.worker.alive:
+        if self.failed.is_set():
             raise Refusal(503, "the devices' thread has stopped; the log of the server says why")
         if self.worker.waiting >= self._queue:
             raise Refusal(429, f"{self.worker.waiting} requests wait, and at most {self._queue} may; ask again later")
-        promise = self.promises.make(session.name, key if whole else None)
+        promise = self.promises.make(session.name, key if whole else None, session.owner)
         session.heard = time.monotonic()
         tell = functools.partial(self._later, promise.settle)
         self.worker.submit(Piece(owner=session.name, tell=tell, run=run, sampling=sampling))
         return promise
 
-    def _session(self, name: str) -> Session:
-        if name not in self._sessions:
+    # What another owner has does not exist for the one who asks: the sentence is the same.
+
+    def _session(self, owner: str, name: str) -> Session:
+        session = self._sessions.get(name)
+        if session is None or session.owner != owner:
             raise Refusal(
                 404, f"there is no session {shown(name)}; it may have ended after {self._idle_s:g} s without a sign"
             )
-        return self._sessions[name]
+        return session
 
-    def _owner(self, run: str) -> Session:
-        if run not in self._owners:
+    def _owner(self, owner: str, run: str) -> Session:
+        session = self._owners.get(run)
+        if session is None or session.owner != owner:
             raise Refusal(404, f"there is no training run {shown(run)}; create_model gives one", "model_id")
-        return self._owners[run]
+        return session
 
-    def _sampled(self, name: str) -> tuple[Session, str]:
-        if name not in self._samplers:
+    def _sampled(self, owner: str, name: str) -> tuple[Session, Saved]:
+        session, saved = self._samplers.get(name, (None, BASE))
+        if session is None or session.owner != owner:
             raise Refusal(404, f"there is no sampler {shown(name)}; its session may have ended", "sampling_session_id")
-        return self._samplers[name]
+        return session, saved
 
-    def _keep(self, name: str, session: Session, path: str) -> None:
+    def _keep(self, name: str, session: Session, path: Saved) -> None:
         """Adds a sampler, unless its session has ended meanwhile."""
         if session.name in self._sessions:
             self._samplers[name] = session, path
 
-    def _path(self, given: Mapping[str, Any]) -> str:
-        """Returns the path of the weights that a body names."""
-        if ("base_model" in given) == ("model_path" in given):
+    def _path(self, owner: str, given: bodies.CreateSamplingSession) -> Saved:
+        """Returns the weights that a body names."""
+        if (given.base_model is None) == (given.model_path is None):
             raise Refusal(400, "exactly one of base_model and model_path must be given", "model_path")
-        if "base_model" in given:
-            self._check_base(given["base_model"])
+        if given.base_model is not None:
+            self._check_base(given.base_model)
             return BASE
-        self._trainer.check(self._snapshots.about(given["model_path"]))
-        return given["model_path"]
+        saved = Saved(owner, given.model_path)
+        self._trainer.check(self._snapshots.about(saved))
+        return saved
 
     def _check_base(self, name: str) -> None:
         if name != self.name:
             raise Refusal(404, f"there is no model {shown(name)}; the only one is {self.name!r}", "base_model")
-
-    @staticmethod
-    def _refuse_lifetime(given: Mapping[str, Any]) -> None:
-        if given.get("ttl_seconds") is not None:
-            raise Refusal(
-                400, "ttl_seconds is not served: saved weights stay until their files are removed", "ttl_seconds"
-            )
 
     # ---- the end of sessions, and of the thread
 
@@ -399,10 +379,23 @@ class Service:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *arguments)
 
-    def _end(self) -> None:
+    def last_word(self) -> None:
+        """Settles open requests, as the server is stopping."""
         self.promises.end(refused(_STOPPED, ours=True))
-        self.broken = not self._stopping
-        self.failed.set()
+
+    def _end(self) -> None:
+        """Tells open requests that the thread has ended. One that was not told to end begins anew."""
+        if self._stopping or not self.worker.sound:
+            self.last_word()
+            self.broken = not self._stopping
+            self.failed.set()
+            return
+        self.promises.end(refused(_FAILED, ours=True))
+        half_done = self._sessions.get(self.worker.running)
+        self.worker.restart()
+        if half_done is not None:
+            self._leave(half_done)
+            self._say(f"{half_done.name} has ended: the devices' thread failed on a piece of its work")
 
 
 def _future(promise: Promise) -> dict[str, Any]:
@@ -415,23 +408,6 @@ def _outcome(found: Outcome) -> dict[str, Any]:
     return {"loss_fn_output_type": "TensorData", "loss_fn_outputs": rows, "metrics": {"loss:sum": found.total}}
 
 
-_ANY = fields.anything
-_TYPE: dict[str, fields.Reader] = {"type": _ANY}
-_SESSION = _TYPE | dict.fromkeys(("tags", "user_metadata", "sdk_version", "project_id"), _ANY)
-_HEARTBEAT = _TYPE | {"session_id": fields.text}
-_NAMED = _TYPE | {"model_id": fields.text}
-_NUMBER = fields.whole(0, (1 << 63) - 1)
-_SAMPLING = _TYPE | dict.fromkeys(("session_id", "base_model", "model_path"), fields.text)
-_SAMPLING |= {"sampling_session_seq_id": _NUMBER}
-_MODEL = _TYPE | dict.fromkeys(("session_id", "base_model"), fields.text)
-_MODEL |= {"model_seq_id": _NUMBER, "lora_config": _ANY, "user_metadata": _ANY}
-_TRAINED = _NAMED | {"seq_id": _NUMBER}
-_SAVED = _TRAINED | {
-    "path": fields.text,
-    "sampling_session_seq_id": _NUMBER,
-    "ttl_seconds": _ANY,
-    "overwrite": fields.truth,
-}
-_LOADED = _TRAINED | {"path": fields.text, "optimizer": fields.truth}
-_INFO = {"tinker_path": fields.text}
-_FETCHED = {"request_id": fields.text, "allow_metadata_only": _ANY}
+def _id(what: str) -> str:
+    """Returns a name that nobody can guess."""
+    return f"{what}-{secrets.token_hex(16)}"

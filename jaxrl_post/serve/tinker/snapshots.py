@@ -1,9 +1,11 @@
 """Saved weights of clients: files of a folder, named by tinker:// paths.
 
 tinker://RUN/weights/NAME lies at FOLDER/RUN/weights/NAME.safetensors, and what is saved for sampling beside it, at
-sampler_weights/NAME. A file holds float32 leaves by their path in the tree, and what they are in its header.
+sampler_weights/NAME. Where keys have owners, RUN lies in the folder of its owner. A file holds float32 leaves by their path
+in the tree, and what they are in its header.
 
-Invariant: a file appears whole or not at all. It refuses names that could lead out of the folder.
+Invariant: a file appears whole or not at all. It refuses names that could lead out of the folder, and an owner's paths lead
+to that owner's files alone.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flax import traverse_util
@@ -25,6 +27,14 @@ from safetensors.numpy import save_file
 from jaxrl_post.json_text import said, shown
 from jaxrl_post.models.model_config import Lora
 from jaxrl_post.serve.refusal import Refusal
+
+
+class Saved(NamedTuple):
+    """A tinker:// path as its owner names it."""
+
+    owner: str
+    path: str
+
 
 KINDS = ("weights", "sampler_weights")
 _SCHEME = "tinker://"
@@ -53,7 +63,7 @@ class Snapshots:
     def __init__(self, folder: Path):
         self._folder = folder
 
-    def path(self, run: str, kind: str, name: str, *, replace: bool = False) -> str:
+    def path(self, owner: str, run: str, kind: str, name: str, *, replace: bool = False) -> Saved:
         """Returns the tinker:// path of a name. `replace`: also where it is taken.
 
         Raises:
@@ -61,18 +71,18 @@ class Snapshots:
         """
         if not _NAME.fullmatch(name):
             raise Refusal(400, f"path={shown(name)} must be letters, digits, '.', '_' and '-', at most 200", "path")
-        path = f"{_SCHEME}{run}/{kind}/{name}"
-        if not replace and self._file(path).exists():
-            raise Refusal(409, f"{path} was saved before; choose another name, or overwrite it", "path")
-        return path
+        saved = Saved(owner, f"{_SCHEME}{run}/{kind}/{name}")
+        if not replace and self._file(saved).exists():
+            raise Refusal(409, f"{saved.path} was saved before; choose another name, or overwrite it", "path")
+        return saved
 
-    def write(self, path: str, one: Snapshot) -> None:
+    def write(self, saved: Saved, one: Snapshot) -> None:
         """Writes a file.
 
         Raises:
           Refusal: it cannot be written, as where the disk is full. Then nothing is left of it.
         """
-        file = self._file(path)
+        file = self._file(saved)
         flat = traverse_util.flatten_dict(dict(one.trees), sep="/")
         leaves = {name: np.ascontiguousarray(leaf) for name, leaf in flat.items()}
         told = {"base": one.base, "mark": one.mark, "lora": one.lora and one.lora._asdict(), "steps": one.steps}
@@ -83,40 +93,40 @@ class Snapshots:
             os.replace(part, file)
         except (OSError, SafetensorError) as error:
             _remove(part)
-            raise Refusal(500, f"{path} cannot be written: {said(error)}", "path") from error
+            raise Refusal(500, f"{saved.path} cannot be written: {said(error)}", "path") from error
 
-    def about(self, path: str) -> Snapshot:
+    def about(self, saved: Saved) -> Snapshot:
         """Returns what a file says of itself, without its numbers.
 
         Raises:
           Refusal: there is no such path, or the file is damaged.
         """
-        return self._read(path, whole=False)
+        return self._read(saved, whole=False)
 
-    def read(self, path: str) -> Snapshot:
+    def read(self, saved: Saved) -> Snapshot:
         """Returns what was saved. Raises Refusal as `about` does."""
-        return self._read(path, whole=True)
+        return self._read(saved, whole=True)
 
-    def stamp(self, path: str) -> tuple[int, int]:
+    def stamp(self, saved: Saved) -> tuple[int, int]:
         """Returns what tells a file from one that replaced it.
 
         Raises:
           Refusal: there is no such path.
         """
         try:
-            found = self._file(path).stat()
+            found = self._file(saved).stat()
         except FileNotFoundError:
-            raise _missing(path) from None
+            raise _missing(saved.path) from None
         return found.st_ino, found.st_mtime_ns
 
-    def remove(self, path: str) -> None:
+    def remove(self, saved: Saved) -> None:
         """Removes a file, if it is there. One that cannot be removed stays."""
-        _remove(self._file(path))
+        _remove(self._file(saved))
 
-    def _read(self, path: str, *, whole: bool) -> Snapshot:
-        file = self._file(path)
+    def _read(self, saved: Saved, *, whole: bool) -> Snapshot:
+        file = self._file(saved)
         if not file.is_file():
-            raise _missing(path)
+            raise _missing(saved.path)
         try:
             with safe_open(file, framework="np") as opened:
                 told = json.loads(opened.metadata()["jaxrl_post"])
@@ -125,22 +135,23 @@ class Snapshots:
                 found = {"base": told["base"], "mark": told["mark"], "lora": given, "steps": told["steps"]}
                 leaves = {name: opened.get_tensor(name) for name in (opened.keys() if whole else ())}
         except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
-            raise Refusal(400, f"{shown(path)} is damaged: {said(error)}; save it again", "path") from error
+            raise Refusal(400, f"{shown(saved.path)} is damaged: {said(error)}; save it again", "path") from error
         return Snapshot(**found, trees=traverse_util.unflatten_dict(leaves, sep="/"))
 
-    def _file(self, path: str) -> Path:
+    def _file(self, saved: Saved) -> Path:
         """Returns the file of a path.
 
         Raises:
           Refusal: it is no tinker:// path.
         """
+        path = saved.path
         parts = path.removeprefix(_SCHEME).split("/")
         whole = path.startswith(_SCHEME) and len(parts) == 3 and parts[1] in KINDS
         if not (whole and _NAME.fullmatch(parts[0]) and _NAME.fullmatch(parts[2])):
             raise Refusal(
                 400, f"{shown(path)} must be {_SCHEME}RUN/weights/NAME or {_SCHEME}RUN/sampler_weights/NAME", "path"
             )
-        return self._folder.joinpath(*parts[:2], f"{parts[2]}.safetensors")
+        return self._folder.joinpath(saved.owner, *parts[:2], f"{parts[2]}.safetensors")
 
 
 def _remove(file: Path) -> None:

@@ -16,6 +16,7 @@ from jaxrl_post.json_text import said
 from jaxrl_post.serve.refusal import Refusal
 from jaxrl_post.serve.tinker.promises import refused
 from jaxrl_post.serve.tinker.sampler import Sampler, Sampling
+from jaxrl_post.serve.tinker.snapshots import Saved
 
 Result = Mapping[str, Any]
 
@@ -38,16 +39,30 @@ class Worker:
 
     Args:
       ended: called when the thread ends, also by an error.
+
+    Attributes:
+      sound: whether the devices could begin; if not, they cannot begin anew either.
+      running: the session whose piece runs, or ran last. What it changes may be half done where the thread failed.
     """
 
     def __init__(self, sampler: Sampler, ended: Callable[[], object]):
         self._sampler, self._ended = sampler, ended
         self._pieces: collections.deque[Piece] = collections.deque()
         self._changed, self._stopping = threading.Condition(), False
+        self.sound, self.running = False, ""
         self._thread = threading.Thread(target=self._work, name="devices", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""
+        self._thread.start()
+
+    def restart(self) -> None:
+        """Begins anew after the thread has ended by an error. Pieces that wait are dropped, but for ends of sessions."""
+        self._thread.join()
+        with self._changed:
+            self._pieces = collections.deque(one for one in self._pieces if not one.owner)
+        self.sound = False
+        self._thread = threading.Thread(target=self._work, name="devices", args=(True,), daemon=True)
         self._thread.start()
 
     def stop(self, seconds: float) -> bool:
@@ -81,9 +96,13 @@ class Worker:
 
     # ---- in the thread
 
-    def _work(self) -> None:
+    def _work(self, anew: bool = False) -> None:
         try:
+            if anew:
+                self._sampler.restart()
+            self.sound = True
             while (piece := self._next()) is not None:
+                self.running = piece.owner if piece.sampling is None else ""
                 if piece.sampling is None:
                     _answered(piece)
                 else:
@@ -142,7 +161,7 @@ class Worker:
             return any(_weights(one) != _weights(first) for one in self._pieces)
 
 
-def _weights(piece: Piece) -> str | None:
+def _weights(piece: Piece) -> Saved | None:
     return None if piece.sampling is None else piece.sampling.path
 
 
