@@ -120,7 +120,7 @@ def host_things() -> Iterator[dict]:
 
 def left_behind(parent: int) -> int:
     """Returns how many processes live that a sandbox of the process `parent` started."""
-    mark, count = f"os.getppid() == {parent}:".encode(), 0
+    mark, count = f"os.getppid() == {parent}\n".encode(), 0
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             count += mark in file.read_bytes()

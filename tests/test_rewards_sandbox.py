@@ -1,6 +1,5 @@
 """Judged programs: what earns a reward, what reaches the host, what the wire refuses, and what the levels give."""
 
-import contextlib
 import decimal
 import fractions
 import json
@@ -14,7 +13,6 @@ import struct
 import time
 import zlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from test_rewards_pool import group, pool, rollout
@@ -412,23 +410,15 @@ def test_an_unknown_level_and_a_missing_layer_are_named(monkeypatch):
         host.Sandbox("strict")
 
 
-def test_an_orphan_that_holds_the_channel_ends_with_its_program():
-    """Only the level "none" lets a program start another."""
+def test_an_orphan_that_holds_the_channel_ends_no_verdict():
+    """Only the level "none" lets a program start another. tests/test_rewards_confinement.py sees that it ends."""
     forks = "import os, time\nchild = os.fork()\nif child == 0:\n    time.sleep(999)\ndef f(): return child"
     assert score(forks, ["assert f() > 0"], level="none") == 1
-    made = host.Sandbox("none")
-    orphan = returned(made, forks)
-    made.close()
-    end = time.monotonic() + 10
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        while Path(f"/proc/{orphan}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-            assert time.monotonic() < end, "the orphan still runs"
-            time.sleep(0.01)
 
 
 def test_the_launcher_ends_with_its_sandbox():
     made = host.Sandbox("none")
-    pid = made._process.pid
+    pid = made._launcher.process.pid
     program = made.start(1.0)
     made.close()
     with pytest.raises(ProcessLookupError):

@@ -32,6 +32,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from jaxrl_post.rewards import Overrun
+from jaxrl_post.rewards.lifetime import die_with
 from jaxrl_post.rewards.sandbox import AUTO
 from jaxrl_post.rewards.sandbox.examiner import Names, ProgramTest, Unsupported, examine, names
 from jaxrl_post.rewards.sandbox.host import Program, Sandbox, runs
@@ -127,7 +128,7 @@ def _asked(ground_truth: str, extra: Mapping) -> Sequence[ProgramTest]:
 
 
 def judged(sandbox: Sandbox, source: str, test: ProgramTest, limit_s: float, crowd: float = 1.0) -> tuple[str, float]:
-    """Runs one test of a program. Returns its verdict and the program's CPU seconds.
+    """Runs one test of a program, and once more if its launcher died. Returns its verdict and its CPU seconds.
 
     The verdict is "passed" when the test reached its end, "overrun" when the program took too long, else "failed". Too
     long is more than `limit_s` CPU seconds, or more than `sleep_s(limit_s)` asleep.
@@ -135,20 +136,30 @@ def judged(sandbox: Sandbox, source: str, test: ProgramTest, limit_s: float, cro
     Raises:
       ValueError: the test passes a value that cannot be sent to a program, such as a function.
     """
+    verdict, used = _once(sandbox, source, test, limit_s, crowd)
+    if verdict == "lost":
+        verdict, used = _once(sandbox, source, test, limit_s, crowd)
+    return "failed" if verdict == "lost" else verdict, used
+
+
+def _once(sandbox: Sandbox, source: str, test: ProgramTest, limit_s: float, crowd: float) -> tuple[str, float]:
+    """Runs one test. The verdict "lost" means that the program ended because its launcher did."""
     read = names(test)
     program = sandbox.start(limit_s)
     try:
-        examiner = os.fork()
+        judge, examiner = os.getpid(), os.fork()
         if examiner == 0:
-            _child(program, test, read, source, limit_s)
+            _child(judge, program, test, read, source, limit_s)
         late, used, status = _watched(program, examiner, limit_s, wall_s(limit_s, crowd))
+        lost = program.lost()
     finally:
         program.end()
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _UNSUPPORTED:
         raise ValueError(f"a test passes a value that cannot be sent to a program: {test.source[:200]!r}")
     if late or used > limit_s or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
         return "overrun", used
-    return "passed" if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _PASSED else "failed", used
+    passed = os.WIFEXITED(status) and os.WEXITSTATUS(status) == _PASSED
+    return "passed" if passed else "lost" if lost else "failed", used
 
 
 def _watched(program: Program, examiner: int, limit_s: float, wall: float) -> tuple[bool, float, int]:
@@ -177,10 +188,11 @@ def _held() -> int:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def _child(program: Program, test: ProgramTest, read: Names, source: str, limit_s: float) -> None:
-    """Runs the test and never returns. The exit status says whether it reached its end."""
+def _child(judge: int, program: Program, test: ProgramTest, read: Names, source: str, limit_s: float) -> None:
+    """Runs the test and never returns. The exit status says whether it reached its end. It ends with the process `judge`."""
     status = _FAILED
     try:
+        die_with(judge)
         fd = os.dup2(program.channel.fileno(), 3) if program.channel.fileno() != 3 else 3
         channel = socket.socket(fileno=fd)
         for stream in (0, 1, 2):

@@ -113,7 +113,7 @@ class Pool:
         self._queue: deque[Task] = deque()
         self._jobs: dict[RolloutId, Job] = {}
         self._begun: dict[RolloutId, dict[int, Job]] = {}  # by the id of sample 0: the group's rollouts so far
-        self._counts, self._waited_s = dict.fromkeys(COUNTERS, 0), 0.0
+        self._counts, self._waited_s, self._restarts = dict.fromkeys(COUNTERS, 0), 0.0, 0
         first = {"functions": list(functions), "sandbox": sandbox, "code": dict(code)}
         many = workers if compute else 1
         self._workers = Workers(lambda: WorkerProcess(first, printed), many, f"reward functions {self._functions}")
@@ -241,12 +241,14 @@ class Pool:
     def metrics(self) -> dict[str, float]:
         """Returns counts since the last call, and the seconds that `join` waited.
 
-        Counted are unscored rollouts, second attempts, overruns, exceptions of reward functions, and workers whose output
-        was no reply.
+        Counted are unscored rollouts, second attempts, overruns, exceptions of reward functions, workers whose output
+        was no reply, and launchers of judged programs that had died.
         """
         out = {f"reward/{name}": float(count) for name, count in self._counts.items()}
         out |= {"reward/broken_workers": float(self._workers.broken), "timing_s/reward_wait": self._waited_s}
+        out |= {"reward/sandbox_restarts": float(self._restarts)} if self.confined else {}
         self._counts, self._workers.broken, self._waited_s = dict.fromkeys(COUNTERS, 0), 0, 0.0
+        self._restarts = 0
         return out | (self.beside.metrics() if self.beside is not None else {})
 
     def _collect(self, ids: Sequence[RolloutId]) -> list[Mapping]:
@@ -333,6 +335,7 @@ class Pool:
         else:
             task, worker.task = worker.task, None
             task.owner.counts["overruns"] += message["overrun"]
+            self._restarts += message["restarts"]
             task.owner.take(task.function, message["numbers"])
 
     def _failed(self, worker: WorkerProcess, failure: Failure) -> None:

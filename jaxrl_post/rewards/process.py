@@ -42,7 +42,7 @@ class WorkerProcess:
 
     main = "jaxrl_post.rewards.worker"
     forms: Sequence[Mapping[str, type]] = (
-        {"numbers": list, "overrun": bool, "seconds": float, "task": int},
+        {"numbers": list, "overrun": bool, "seconds": float, "restarts": int, "task": int},
         {"budget": float, "task": int},
         {"failed": str, "place": str, "trace": str, "task": int},
     )

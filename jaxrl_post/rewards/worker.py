@@ -10,14 +10,12 @@ Invariants:
 from __future__ import annotations
 
 import base64
-import ctypes
 import difflib
 import importlib
 import importlib.util
 import inspect
 import os
 import pickle
-import signal
 import socket
 import sys
 import time
@@ -28,7 +26,8 @@ from typing import Any, NamedTuple
 
 from jaxrl_post.rewards import Overrun, batched
 from jaxrl_post.rewards.batched import verdict
-from jaxrl_post.rewards.sandbox import Unavailable, wire
+from jaxrl_post.rewards.lifetime import die_with
+from jaxrl_post.rewards.sandbox import Unavailable, counts, wire
 
 _LARGEST_FRAME = (1 << 32) - 1  # bytes; what the trainer sends is trusted
 _TRACE = 8000  # characters of a traceback
@@ -196,14 +195,6 @@ def _binds(signature: inspect.Signature, positional, named) -> bool:
     return True
 
 
-def _die_with(parent: int) -> None:
-    """Makes the kernel kill this process when its parent dies, at any moment (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        raise SystemExit("the pool is gone")
-
-
 def _receive(channel: socket.socket, buffer: bytearray) -> dict:
     try:
         return wire.receive(channel, buffer, _LARGEST_FRAME)
@@ -230,7 +221,7 @@ def _confined(functions: list[Loaded], level: str) -> dict:
 
 def main(fd: int, parent: int) -> None:
     """Serves the socket `fd` until the other end closes it. Each reply names the task that it is of."""
-    _die_with(parent)
+    die_with(parent)
     os.set_inheritable(fd, False)
     channel, buffer = socket.socket(fileno=fd), bytearray()
     first = _receive(channel, buffer)
@@ -266,7 +257,8 @@ def main(fd: int, parent: int) -> None:
             if function.signature != "verl":
                 raise  # of a group it cannot be known which program ran over
             numbers, overrun = [verdict(error.args[0] if error.args else 0.0)], True
-        channel.sendall(pack(about | {"numbers": numbers, "overrun": overrun, "seconds": time.monotonic() - begun}))
+        spent = {"seconds": time.monotonic() - begun, "restarts": counts.pop("restarts", 0)}
+        channel.sendall(pack(about | {"numbers": numbers, "overrun": overrun} | spent))
 
 
 def words(error: BaseException, trace: Any, files: Sequence[str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from jaxrl_post.rewards.sharing import Sharing
 from jaxrl_post.types import Group, Prompt, Rollout, RolloutId
 
 _log = logging.getLogger(__name__)
-_COUNTERS = ("turns", "failed", "retries", "exceptions", "cut", "overtime")
+_COUNTERS = ("turns", "failed", "retries", "exceptions", "cut", "overtime", "sandbox_restarts")
 
 
 class Asked(Protocol):
@@ -224,7 +224,8 @@ class Conversations:
     def metrics(self, purpose: str) -> dict[str, float]:
         """Returns counts since the last call, and the seconds that `join` waited.
 
-        Counted are turns, environments that failed, second attempts, exceptions, and turns that the ring had to wait for.
+        Counted are turns, environments that failed, second attempts, exceptions, turns that the ring had to wait for, and
+        launchers of judged programs that had died.
         Conversations over the limit of turns are `cut`, and those over the limit of seconds `overtime`."""
         counts, self._counts[purpose] = self._counts[purpose], Counter()
         waited_s = self._waited_s.pop(purpose, 0.0)

@@ -40,8 +40,16 @@ class EnvironmentProcess(WorkerProcess):
 
     main = "jaxrl_post.rewards.environments.worker"
     forms = (
-        {"messages": list, "reward": float, "done": bool, "numbers": dict, "seconds": float, "task": int},
-        {"messages": list, "seconds": float, "task": int},
+        {
+            "messages": list,
+            "reward": float,
+            "done": bool,
+            "numbers": dict,
+            "seconds": float,
+            "restarts": int,
+            "task": int,
+        },
+        {"messages": list, "seconds": float, "restarts": int, "task": int},
         {"failed": str, "place": str, "trace": str, "task": int},
     )
     forms_at_start = ({"ready": list}, {"refused": str})
@@ -183,7 +191,9 @@ class EnvironmentPool:
             worker.ready = True
         else:
             task, worker.task = worker.task, None
-            task.reply = {name: value for name, value in message.items() if name != "task"}
+            task.reply = {name: value for name, value in message.items() if name not in ("task", "restarts")}
+            if message["restarts"]:
+                task.counts["sandbox_restarts"] = message["restarts"]
 
     def _failed(self, worker: EnvironmentProcess, failure: Failure) -> None:
         """Replaces the process. Its task is tried once more there, or fails after its second failure."""

@@ -22,6 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_post.rewards import worker as functions
+from jaxrl_post.rewards.lifetime import die_with
+from jaxrl_post.rewards.sandbox import counts
 
 _STEP = ("key", "row", "said", "known")
 KEPT = 1024  # conversations whose objects a process keeps
@@ -139,7 +141,7 @@ class Player:
 
 def main(fd: int, parent: int) -> None:
     """Serves the socket `fd` until the other end closes it. Each reply names the task that it is of."""
-    functions._die_with(parent)
+    die_with(parent)
     os.set_inheritable(fd, False)
     channel, buffer = socket.socket(fileno=fd), bytearray()
     first, task = functions._receive(channel, buffer), None
@@ -164,4 +166,5 @@ def main(fd: int, parent: int) -> None:
             player.close(key)
         begin = time.monotonic()
         reply = player.play(task)
-        channel.sendall(functions.pack({"task": task["task"], "seconds": time.monotonic() - begin} | reply))
+        about = {"task": task["task"], "restarts": counts.pop("restarts", 0)}
+        channel.sendall(functions.pack(about | {"seconds": time.monotonic() - begin} | reply))

@@ -1,4 +1,4 @@
-"""Confines the process that calls it, before a judged program runs there: limits, namespaces, Landlock and seccomp.
+"""Confines the process that calls it, before a judged program runs there: limits, namespaces and Landlock.
 
 Runs in the judged program's process. The package is not imported there: `sandbox` sends this module as compiled code.
 Each function is one layer and raises OSError where the host does not give it. Linux on x86_64 and aarch64.
@@ -9,106 +9,28 @@ write outside its own folder. So a fork bomb ends at its first fork, and no desc
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
 import resource
 import signal
 import struct
+from collections.abc import Callable
 
 MEMORY, FILE, OPEN_FILES, STACK = 1 << 30, 1 << 20, 64, 64 << 20  # bytes, but for OPEN_FILES
 SCRATCH = "size=16m,nr_inodes=1024,mode=1777"
 _UID = 1_000_000_000  # of judged programs where the caller is root; the process number is added
-_NAMESPACES = {"user": 0x10000000, "mount": 0x20000, "pid": 0x20000000, "net": 0x40000000, "ipc": 0x08000000}
-_UTS = 0x04000000
+_USER = 0x10000000
+_NAMESPACES = {"mount": 0x20000, "pid": 0x20000000, "net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000}
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
 _MOUNT_ATTR_RDONLY, _AT_RECURSIVE = 1, 0x8000
-_NO_NEW_PRIVS, _PDEATHSIG, _SET_SECCOMP, _FILTER = 38, 1, 22, 2
+_NO_NEW_PRIVS, _PDEATHSIG, _SUBREAPER = 38, 1, 36
 
 # Landlock's rights of ABI 1 to 5, as bits: see landlock(7).
 _READ = 1 << 2 | 1 << 3  # read a file, list a folder
 _WRITE_ABI = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF, 5: 0xFFFF}
 _ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
-
-# Numbers of system calls on x86_64 and aarch64. -1: there is none of that name.
-_REFUSED = {
-    "acct": (163, 89),
-    "add_key": (248, 217),
-    "adjtimex": (159, 171),
-    "bpf": (321, 280),
-    "chroot": (161, 51),
-    "clock_adjtime": (305, 266),
-    "clock_settime": (227, 112),
-    "clone": (56, 220),
-    "delete_module": (176, 106),
-    "execve": (59, 221),
-    "execveat": (322, 281),
-    "fanotify_init": (300, 262),
-    "finit_module": (313, 273),
-    "fork": (57, -1),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fsopen": (430, 430),
-    "init_module": (175, 105),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "io_uring_setup": (425, 425),
-    "ioperm": (173, -1),
-    "iopl": (172, -1),
-    "kcmp": (312, 272),
-    "kexec_file_load": (320, 294),
-    "kexec_load": (246, 104),
-    "keyctl": (250, 219),
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "migrate_pages": (256, 238),
-    "mount": (165, 40),
-    "mount_setattr": (442, 442),
-    "move_mount": (429, 429),
-    "move_pages": (279, 239),
-    "mq_open": (240, 180),
-    "msgget": (68, 186),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    "open_tree": (428, 428),
-    "perf_event_open": (298, 241),
-    "personality": (135, 92),
-    "pidfd_getfd": (438, 438),
-    "pidfd_open": (434, 434),
-    "pidfd_send_signal": (424, 424),
-    "pivot_root": (155, 41),
-    "process_madvise": (440, 440),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "ptrace": (101, 117),
-    "quotactl": (179, 60),
-    "reboot": (169, 142),
-    "request_key": (249, 218),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "sched_setaffinity": (203, 122),
-    "sched_setscheduler": (144, 119),
-    "semget": (64, 190),
-    "setdomainname": (171, 162),
-    "sethostname": (170, 161),
-    "setns": (308, 268),
-    "setpriority": (141, 140),
-    "settimeofday": (164, 170),
-    "shmget": (29, 194),
-    "socket": (41, 198),
-    "swapoff": (168, 225),
-    "swapon": (167, 224),
-    "syslog": (103, 116),
-    "tkill": (200, 130),
-    "umount2": (166, 39),
-    "unshare": (272, 97),
-    "userfaultfd": (323, 282),
-    "vfork": (58, -1),
-    "vhangup": (153, 58),
-}
-_UNKNOWN = {"clone3": (435, 435)}  # the C library falls back to clone
-_ON_SELF = {"kill": (62, 129), "tgkill": (234, 131)}  # allowed for the process's own number alone
-_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 _c = ctypes.CDLL(None, use_errno=True)
 
@@ -128,9 +50,35 @@ def _prctl(option: int, *values) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def die_with_parent() -> None:
-    """Makes the kernel kill this process when its parent dies. A change of account undoes it."""
-    _prctl(_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+def die_with_parent(lives: Callable[[], bool], by: int = signal.SIGKILL) -> None:
+    """Makes the kernel send `by` to this process when its parent dies. A change of account undoes it.
+
+    `lives`: returns whether the parent still lives. If it has died before, this process ends now.
+    """
+    _prctl(_PDEATHSIG, int(by), 0, 0, 0)
+    if not lives():
+        os._exit(0)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants whose parents end."""
+    _prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_descendants() -> None:
+    """Kills the children of a process that adopts orphans until there are none."""
+    while True:
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{name}/stat") as file:
+                    parent = int(file.read().rpartition(")")[2].split()[1])
+                if parent == os.getpid():
+                    os.kill(int(name), signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
 
 
 def limits(cpu_s: int) -> None:
@@ -170,11 +118,12 @@ def _parents(path: str) -> list[str]:
     return out
 
 
-def namespaces() -> None:
-    """Enters new mount, pid, net, ipc and uts namespaces, and a user namespace unless root can do without."""
-    flags = _UTS
-    for name, flag in _NAMESPACES.items():
-        flags |= 0 if name == "user" and os.getuid() == 0 else flag
+def namespaces(*names: str) -> None:
+    """Enters new namespaces, all or those of `names`, and a user namespace unless root can do without."""
+    flags = 0
+    for name in names or _NAMESPACES:
+        flags |= _NAMESPACES[name]
+    flags |= 0 if os.getuid() == 0 else _USER
     uid, gid = os.getuid(), os.getgid()
     _check(_c.unshare(flags))
     if uid:
@@ -185,7 +134,7 @@ def namespaces() -> None:
 
 def own_user_namespace() -> None:
     """Enters a user namespace without any mapping, after root's account was left."""
-    _check(_c.unshare(_NAMESPACES["user"]))
+    _check(_c.unshare(_USER))
 
 
 def private_root(paths: list[str]) -> None:
@@ -243,27 +192,6 @@ def landlock(paths: list[str], scratch: str | None) -> None:
         os.close(opened)
     _call(446, rules, 0)
     os.close(rules)
-
-
-def seccomp() -> None:
-    """Refuses the system calls of _REFUSED with EPERM, and signals to other processes. It cannot be undone."""
-    column, architecture = _ARCHITECTURES[platform.machine()]
-    load, equal, above, kill, refuse = 0x20, 0x15, 0x35, 0x80000000, 0x00050001
-    code = [(load, 0, 0, 4), (equal, 1, 0, architecture), (6, 0, 0, kill), (load, 0, 0, 0)]
-    if column == 0:
-        code += [(above, 0, 1, 0x40000000), (6, 0, 0, refuse)]  # the x32 calls
-    for names, returned in ((_REFUSED, refuse), (_UNKNOWN, 0x00050026)):
-        for numbers in names.values():
-            if numbers[column] >= 0:
-                code += [(equal, 0, 1, numbers[column]), (6, 0, 0, returned)]
-    for numbers in _ON_SELF.values():
-        code += [(equal, 0, 4, numbers[column]), (load, 0, 0, 16), (equal, 1, 0, os.getpid()), (6, 0, 0, refuse)]
-        code += [(6, 0, 0, 0x7FFF0000)]
-    code += [(6, 0, 0, 0x7FFF0000)]
-    packed = b"".join(struct.pack("HBBI", *one) for one in code)
-    held = ctypes.create_string_buffer(packed, len(packed))
-    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(held)))
-    _prctl(_SET_SECCOMP, _FILTER, program, 0, 0)
 
 
 def _mount(source: bytes, target: bytes, kind: bytes | None, flags: int, data: bytes | None = None) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import marshal
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -20,10 +21,10 @@ import weakref
 from functools import cache
 from pathlib import Path
 
-from jaxrl_post.rewards.sandbox import AUTO, LEVELS, Unavailable, wire
+from jaxrl_post.rewards.sandbox import AUTO, LEVELS, Unavailable, counts, wire
 
 START_LIMIT_S = 60.0
-_SENT = ("wire", "confinement", "program", "launcher")
+_SENT = ("wire", "confinement", "system_calls", "program", "launcher")
 _BOOT = """
 import marshal, os, socket, sys, types
 control = socket.socket(fileno={fd})
@@ -38,10 +39,11 @@ for name, code in parts:
     modules[name] = types.ModuleType("sandbox_" + name)
     exec(code, modules[name].__dict__)
 sys.path += {paths!r}
+lives = lambda: os.getppid() == {parent}
 if sys.platform == "linux":
-    modules["confinement"].die_with_parent()
-if os.getppid() == {parent}:
-    modules["launcher"].main(control, modules["wire"], modules["program"], modules["confinement"])
+    modules["confinement"].die_with_parent(lives)
+if lives():
+    modules["launcher"].main(control, *(modules[name] for name in ("wire", "program", "confinement", "system_calls")))
 """
 # Read at run time by programs, beside the interpreter's own folders.
 _SYSTEM = (
@@ -57,15 +59,86 @@ _SYSTEM = (
     "/dev/random",
     "/dev/urandom",
 )
+_SETTLED_S = 0.2  # after a channel's end, until it is known whether its launcher has died
 _SCHEDULED = 2  # the kernel's clock of scheduled time of a process, see clock_getcpuclockid(3)
+# What a process of each level stands apart in, the best first: its descendants end with it, whatever they do.
+_APART = {"none": ("pid namespace", "reaper", ""), "basic": ("",), "strict": ("namespaces",)}
 _RUNNABLE = "RD"  # states of a process that waits for a processor or a disk
+
+
+class Gone(Exception):
+    """The launcher has died."""
+
+
+class Launcher:
+    """The clean process that forks a confined one for each program. It ends with this process, and all programs with it."""
+
+    def __init__(self):
+        self._control, theirs = socket.socketpair()
+        paths = [path for path in {sysconfig.get_path(name): 0 for name in ("purelib", "platlib")} if path]
+        code = _BOOT.format(fd=theirs.fileno(), paths=paths, parent=os.getpid())
+        env = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-s", "-P", "-S", "-B", "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=env,
+                cwd="/",
+                start_new_session=True,
+            )
+        self.close = weakref.finalize(self, _end, self._control, self.process)
+        self._control.settimeout(START_LIMIT_S)
+        body = marshal.dumps(_codes())
+        with contextlib.suppress(OSError):  # one that dies here is gone at the first start
+            self._control.sendall(len(body).to_bytes(8, "big") + body)
+
+    def start(self, cpu_s: float, level: str, apart: str) -> Program:
+        """Starts a confined process.
+
+        Raises:
+          Gone: the launcher has died.
+          Unavailable: a layer could not be applied.
+        """
+        ours, theirs = socket.socketpair()
+        request = {
+            "level": level,
+            "apart": apart,
+            "paths": _paths(),
+            "cpu_s": int(2 * cpu_s) + 2,
+            "linux": sys.platform == "linux",
+        }
+        ours.settimeout(START_LIMIT_S)
+        try:
+            with theirs:
+                socket.send_fds(self._control, [json.dumps(request).encode() + b"\n"], [theirs.fileno()])
+            buffer = bytearray()
+            reply = wire.receive(ours, buffer)
+            pid = reply.get("pid", 0)
+            reply = wire.receive(ours, buffer) if pid else reply
+        except (EOFError, OSError) as error:
+            if self.gone(_SETTLED_S):
+                ours.close()
+                raise Gone("the launcher has died") from None
+            reply = {"missing": "process", "why": f"it ended while it started ({type(error).__name__})"}
+        if "missing" in reply:
+            ours.close()
+            raise Unavailable(f"layer {reply['missing']!r}: {reply['why']}")
+        ours.settimeout(None)
+        return Program(ours, pid, reply["layers"], self)
+
+    def gone(self, wait_s: float = 0.0) -> bool:
+        """Returns whether the launcher has died, or dies within some seconds. It never writes to its socket."""
+        return not self.close.alive or bool(select.select([self._control], [], [], wait_s)[0])
 
 
 class Program:
     """A confined process and the channel to it. `layers`: the names of what confines it."""
 
-    def __init__(self, channel: socket.socket, pid: int, layers: list[str]):
-        self.channel, self.pid, self.layers = channel, pid, layers
+    def __init__(self, channel: socket.socket, pid: int, layers: list[str], launcher: Launcher):
+        self.channel, self.pid, self.layers, self._launcher = channel, pid, layers, launcher
         self._clock = (~pid << 3) | _SCHEDULED
         self._begun, self._born = time.monotonic(), self._read()
 
@@ -87,6 +160,10 @@ class Program:
             return time.monotonic() - self._begun
         now = self._read()
         return None if now is None or self._born is None else now - self._born
+
+    def lost(self) -> bool:
+        """Returns whether the program ended because its launcher did, which is no verdict on it."""
+        return self._launcher.gone()
 
     def end(self) -> None:
         """Kills the process and closes the channel."""
@@ -115,77 +192,50 @@ class Sandbox:
     """
 
     def __init__(self, level: str):
-        ours, theirs = socket.socketpair()
-        paths = [path for path in {sysconfig.get_path(name): 0 for name in ("purelib", "platlib")} if path]
-        code = _BOOT.format(fd=theirs.fileno(), paths=paths, parent=os.getpid())
-        env = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-s", "-P", "-S", "-B", "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env=env,
-                cwd="/",
-                start_new_session=True,
-            )
-        self._control = ours
-        self._finalizer = weakref.finalize(self, _end, ours, self._process)
-        ours.settimeout(START_LIMIT_S)
-        body = marshal.dumps(_codes())
-        ours.sendall(len(body).to_bytes(8, "big") + body)
+        self._launcher = Launcher()
         self.level, self.layers = self._probed(level)
 
-    def start(self, cpu_s: float, level: str | None = None) -> Program:
+    def start(self, cpu_s: float) -> Program:
         """Starts a confined process that waits for a program. `cpu_s`: the limit that the caller will hold it to.
+
+        A launcher that has died is started again, which `sandbox.counts` counts.
 
         Raises:
           Unavailable: a layer could not be applied.
         """
-        ours, theirs = socket.socketpair()
-        request = {
-            "level": level or self.level,
-            "paths": _paths(),
-            "cpu_s": int(2 * cpu_s) + 2,
-            "linux": sys.platform == "linux",
-        }
-        ours.settimeout(START_LIMIT_S)
-        with theirs:
-            socket.send_fds(self._control, [json.dumps(request).encode() + b"\n"], [theirs.fileno()])
-        buffer = bytearray()
         try:
-            pid = wire.receive(ours, buffer).get("pid", 0)
-            reply = wire.receive(ours, buffer) if pid else {"missing": "process", "why": "it did not start"}
-        except (EOFError, OSError) as error:
-            reply = {"missing": "process", "why": f"it ended while it started ({type(error).__name__})"}
-        if "missing" in reply:
-            ours.close()
-            raise Unavailable(f"layer {reply['missing']!r}: {reply['why']}")
-        ours.settimeout(None)
-        return Program(ours, pid, reply["layers"])
+            return self._launcher.start(cpu_s, self.level, self._apart)
+        except Gone:
+            self._launcher.close()
+            self._launcher = Launcher()
+            counts["restarts"] += 1
+        try:
+            return self._launcher.start(cpu_s, self.level, self._apart)
+        except Gone as error:
+            raise Unavailable(f"layer 'process': {error}, and so did the one after it") from None
 
     def close(self) -> None:
         """Ends the launcher."""
-        self._finalizer()
+        self._launcher.close()
 
     def _probed(self, level: str) -> tuple[str, list[str]]:
         """Returns the level and its layers, after a trial that imports a module behind them."""
         refused = []
         for one in ("strict", "basic") if level == AUTO else (level,):
-            try:
-                return one, self._tried(one)
-            except Unavailable as error:
-                refused.append(f"{one} lacks {error}")
+            for self._apart in _APART.get(one, ("",)):
+                try:
+                    return one, self._tried(one)
+                except (Unavailable, Gone) as error:
+                    refused.append(f"{one} lacks {error}")
         self.close()
         raise Unavailable(f"reward.sandbox={level!r}: this host does not give it: {'; '.join(refused)}")
 
     def _tried(self, level: str) -> list[str]:
         if level not in LEVELS:
             raise Unavailable(f"there is no such level; levels are {', '.join(LEVELS)}")
-        if sys.platform != "linux" and level != "none":
+        if sys.platform != "linux" and (level != "none" or self._apart):
             raise Unavailable(f"Linux, which {sys.platform} is not")
-        trial = self.start(1.0, level)
+        trial = self._launcher.start(1.0, level, self._apart)
         trial.channel.settimeout(START_LIMIT_S)
         source = "import decimal, json, random\nx = random.random()"
         try:

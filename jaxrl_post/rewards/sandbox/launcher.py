@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
+from collections.abc import Callable
 
 _END = b"\n"
 
@@ -29,9 +31,10 @@ class Channel:
             view = view[os.write(self._fd, view) :]
 
 
-def main(control: socket.socket, wire, program, confinement) -> None:
+def main(control: socket.socket, wire, program, confinement, system_calls) -> None:
     """Serves requests until the other end closes the socket. Descriptor 3 is the control socket's."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps children
+    launcher = os.getpid()
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
         if not data:
@@ -41,28 +44,30 @@ def main(control: socket.socket, wire, program, confinement) -> None:
         if os.fork() == 0:
             try:
                 control.close()
-                _start(json.loads(data), descriptors[0], wire, program, confinement)
+                lives = lambda: os.getppid() == launcher  # noqa: E731
+                _start(json.loads(data), descriptors[0], lives, wire, program, confinement, system_calls)
             finally:
                 os._exit(0)
         os.close(descriptors[0])
 
 
-def _start(request: dict, fd: int, wire, program, confinement) -> None:
+def _start(request: dict, fd: int, lives, wire, program, confinement, system_calls) -> None:
     os.setsid()
     channel = Channel(fd if fd == 3 else os.dup2(fd, 3, inheritable=False))
     os.closerange(4, 1 << 20)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    layer = "process"
+    layer, done = request["apart"] or "process", []
     try:
-        if request["level"] == "strict":
-            layer = "namespaces"
-            confinement.die_with_parent()
-            confinement.namespaces()
-            _in_new_pid_namespace(channel, wire)
+        if layer == "reaper":
+            lives = _in_child(channel, wire, lambda child: _reaped(child, lives, confinement))
+        elif request["apart"]:
+            confinement.die_with_parent(lives)
+            confinement.namespaces(*(["pid"] if layer == "pid namespace" else []))
+            lives = _in_child(channel, wire, lambda child: lambda: os.waitpid(child, 0))
         else:
             channel.sendall(wire.pack({"pid": os.getpid()}))
-        done = []
-        for layer, apply in _layers(request, confinement):
+        done += [layer] if request["apart"] else []
+        for layer, apply in _layers(request, lives, confinement, system_calls):
             apply()
             done.append(layer)
     except OSError as error:
@@ -72,30 +77,63 @@ def _start(request: dict, fd: int, wire, program, confinement) -> None:
     program.Server(channel, bytearray(), wire).serve()
 
 
-def _in_new_pid_namespace(channel: Channel, wire) -> None:
-    """Goes on in a child, the first process of its namespace. This process waits for its end."""
+def _in_child(channel: Channel, wire, begun: Callable) -> Callable[[], bool]:
+    """Goes on in a child. Returns there whether this process lives, which waits for the child's end.
+
+    `begun`: maps the child's number to a function that returns at its end.
+    """
     reads, writes = os.pipe()
     child = os.fork()
     if child:
+        ended = begun(child)
         channel.sendall(wire.pack({"pid": child}))
         os.close(3)
         os.write(writes, b"g")
-        os.waitpid(child, 0)
+        ended()
         os._exit(0)
-    os.read(reads, 1)
-    os.close(reads)
+    os.setsid()
     os.close(writes)
+    os.read(reads, 1)
+
+    def lives() -> bool:
+        alive = not select.select([reads], [], [], 0)[0]  # the end of this process closes the pipe
+        os.close(reads)
+        return alive
+
+    return lives
 
 
-def _layers(request: dict, confinement) -> list:
+def _reaped(child: int, lives: Callable[[], bool], confinement) -> Callable[[], None]:
+    """Makes this process one that takes every descendant of a child with it, also when the launcher ends."""
+
+    def end(*_) -> None:
+        confinement.end_descendants()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    confinement.adopt_orphans()
+    confinement.die_with_parent(lives, signal.SIGTERM)
+
+    def ended() -> None:
+        while os.wait()[0] != child:
+            pass
+        end()
+
+    return ended
+
+
+def _layers(request: dict, lives: Callable[[], bool], confinement, system_calls) -> list:
     """Returns the layers of a level in the order in which they must be applied."""
     paths, root = request["paths"], os.getuid() == 0
     strict, linux = request["level"] == "strict", request["linux"]
+    privileges = ("privileges", confinement.no_new_privileges)
+    parent = ("parent", lambda: confinement.die_with_parent(lives))
     limits = ("limits", lambda: confinement.limits(request["cpu_s"]))
     if request["level"] == "none":
-        return [*([("parent", confinement.die_with_parent)] if linux else []), limits]
-    layers = [("namespaces", lambda: None), ("root", lambda: confinement.private_root(paths))] if strict else []
-    layers += [("privileges", confinement.no_new_privileges)]
+        stays = [privileges, ("lifetime", system_calls.seccomp_of_launcher_alone)] if request["apart"] else []
+        return [*([parent] if linux else []), limits, *stays]
+    layers = [("root", lambda: confinement.private_root(paths))] if strict else []
+    layers += [privileges]
     if root and (strict or confinement.readable_by_all(paths)):
         layers += [("account", confinement.own_account)]
     if root and strict:
@@ -103,8 +141,8 @@ def _layers(request: dict, confinement) -> list:
     layers += [("capabilities", confinement.no_capabilities)]
     return [
         *layers,
-        ("parent", confinement.die_with_parent),
+        parent,
         limits,
         ("landlock", lambda: confinement.landlock(paths, "/tmp" if strict else None)),
-        ("seccomp", confinement.seccomp),
+        ("seccomp", lambda: system_calls.seccomp(strict)),
     ]
