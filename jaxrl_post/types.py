@@ -94,9 +94,9 @@ def _sealed(value, dtype) -> bool:
 class Prompt:
     """One row of the data.
 
-    `id` is the same in every epoch. `tokens` is int32[T] with T >= 1. `extra` holds the other columns of verl's
-    format. `where`: the file and line that it was read from. `lacks`: why `answer` is no ground truth, if it is none.
-    `weight`: of its rollouts in the loss.
+    `id` is the same in every epoch. `tokens` is int32[T] with T >= 1. `arguments`: what its chat template was given beside
+    `messages`. `extra` holds the other columns of verl's format. `where`: the file and line that it was read from. `lacks`: why
+    `answer` is no ground truth, if it is none. `weight`: of its rollouts in the loss.
     """
 
     id: str
@@ -106,6 +106,7 @@ class Prompt:
     where: str = ""
     lacks: str = ""
     messages: tuple[Mapping, ...] = ()
+    arguments: Mapping = field(default_factory=dict)
     extra: Mapping = field(default_factory=dict)
     weight: float = 1.0
 

@@ -111,7 +111,7 @@ def appended(wording: Wording, messages: list[dict]) -> list[int]:
 def test_250_conversations_equal_the_text_tokenised_once(name):
     template, end = TEMPLATES[name]
     tools = ({"type": "function", "function": {"name": "f", "parameters": {}}},)
-    chat = Chat(template=template, tokens={"bos_token": "<s>", "eos_token": "</s>"}, tools=tools)
+    chat = Chat(template=template, tokens={"bos_token": "<s>", "eos_token": "</s>"}, arguments={"tools": tools})
     wording, noise = Wording(chat, bpe(end)), np.random.default_rng(0)
     for _ in range(250):
         messages = conversation(noise)
@@ -182,6 +182,6 @@ def test_a_turn_that_nothing_follows_is_refused():
 def test_tools_reach_the_template():
     template, _ = TEMPLATES["hermes"]
     tools = ({"type": "function", "function": {"name": "adder", "parameters": {}}},)
-    shown = Chat(template=template, tools=tools).render([{"role": "user", "content": "x"}])
+    shown = Chat(template=template, arguments={"tools": tools}).render([{"role": "user", "content": "x"}])
     assert json.dumps(tools[0]) in shown
     assert "adder" not in Chat(template=template).render([{"role": "user", "content": "x"}])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import json
 
 import gradient_arms as arms
 import jax
@@ -11,7 +13,7 @@ import pytest
 
 from jaxrl_post import config as configs
 from jaxrl_post.data.tokenizer import characters
-from jaxrl_post.launch import inputs
+from jaxrl_post.launch import inputs, run_folder
 from jaxrl_post.models import decoder, hf
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh
@@ -116,3 +118,32 @@ def test_a_learner_keeps_what_was_loaded_for_it():
     learner = arms.learner(model=TINY, policy=load, reference=False, given=configs.AlgorithmConfig())
     pairs = zip(jax.tree.leaves(learner.params), jax.tree.leaves(loaded[0]), strict=True)
     assert len(loaded) == 1 and all(ours is theirs for ours, theirs in pairs)
+
+
+def test_the_date_of_a_run_is_that_of_its_start(tmp_path):
+    """A template that asks for the date is told the run's own, also on another day; one that asks for none has none."""
+    (tmp_path / "train.jsonl").write_text('{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}\n')
+    config = configs.resolve(
+        {**configs.to_dict(given(tmp_path, preset="tiny")), "data": {"train": str(tmp_path / "train.jsonl")}}
+    )
+    template = tmp_path / "tokenizer" / "chat_template.jinja"
+    template.write_text("{{ messages[0].content }}")
+    assert inputs.dated(config) == config
+    template.write_text("{{ strftime_now('%d+%m+%Y+%H+%M+%S=') + messages[0].content }}")
+    begin = datetime.datetime.now().replace(microsecond=0)
+    started = inputs.dated(config)
+    assert begin <= datetime.datetime.fromisoformat(started.data.date) <= datetime.datetime.now()
+    (tmp_path / "config.json").write_text(json.dumps(configs.to_dict(started) | {"derived": {}}))
+    recorded = run_folder.recorded(str(tmp_path))
+    again = configs.resolve(configs.to_dict(config), recorded=recorded)
+    assert again == started == inputs.dated(again)
+    fixed = configs.resolve(configs.to_dict(config), ["data.date=2024-07-26T01:02:03"], recorded=recorded)
+    start = inputs.gather(fixed)
+    assert start.tokenizer.decode(start.train.at(0)[1].tokens.tolist()) == "26+07+2024+01+02+03=1+1="
+    assert start.notes == (
+        "data.date=2024-07-26T01:02:03: the chat template says the date, and is told this one in the whole run",
+    )
+    with pytest.raises(
+        ValueError, match="data.date='yesterday' must be a date or a time in ISO form, such as 2026-07-31"
+    ):
+        configs.resolve(configs.to_dict(config), ["data.date=yesterday"])

@@ -75,9 +75,9 @@ def test_a_conversation_as_a_template_takes_it():
     )
     call = CALL | {"function": {"name": "add", "arguments": {"a": 1}}}
     assert found.messages == (
-        {"role": "system", "content": "be brief"},
+        {"role": "system", "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "brief"}]},
         {"role": "user", "content": "1+1", "name": "me"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "content": "2", "tool_call_id": "c1"},
     )
     assert found.tools == (TOOL,) and found.max_tokens == 5 and found.logprobs and found.chat
@@ -86,6 +86,7 @@ def test_a_conversation_as_a_template_takes_it():
     )
 
 
+TALK = {"messages": [{"role": "user", "content": "a"}]}
 AT_THE_ENGINE = {"model", "stop_token_ids", "prompt", "max_tokens", "n", "messages"}  # where some are found only there
 
 
@@ -111,12 +112,20 @@ def test_fields_of_other_servers_may_ask_for_nothing():
     messages = [{"role": "user", "content": "a"}]
     more = {"modalities": ["text"], "functions": [], "prediction": None, "chat_template_kwargs": {}}
     assert asked.chat({"messages": messages} | NEUTRAL | more) == asked.chat({"messages": messages})
+    begun = [*messages, {"role": "assistant", "content": "b"}]
+    cases = [({}, True), ({"continue_final_message": True, "add_generation_prompt": False}, True)]
+    cases += [({"continue_final_message": False}, False), ({"add_generation_prompt": True}, False)]
+    assert [asked.chat({"messages": begun, **fields}).continues for fields, _ in cases] == [one for _, one in cases]
     assert asked.completion({"prompt": "a", "max_completion_tokens": 5}).max_tokens == 5
 
 
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
+        ({**TALK, "continue_final_message": True}, "continue_final_message=true: the last message is of 'user'"),
+        ({**TALK, "add_generation_prompt": False}, "add_generation_prompt=false is not served behind a message of"),
+        ({**TALK, "chat_template_kwargs": {"tools": []}}, "'tools' is no argument of a chat template"),
+        ({**TALK, "chat_template_kwargs": []}, "chat_template_kwargs=[] must be an object"),
         ({"ignore_eos": True}, "ignore_eos=True is not served: tokens follow temperature, top_p and top_k alone; leave it out"),
         ({"repetition_penalty": 1.1}, "repetition_penalty=1.1 is not served: tokens follow"),
         ({"guided_json": {}}, "guided_json={} is not served: tokens follow"),
@@ -130,7 +139,7 @@ def test_fields_of_other_servers_may_ask_for_nothing():
 )  # fmt: skip
 def test_a_refusal_says_why_and_suggests_what_is_near(body, sentence):
     with pytest.raises(Refusal) as refused:
-        asked.completion({"prompt": "a"} | body)
+        asked.chat(body) if "messages" in body else asked.completion({"prompt": "a"} | body)
     assert sentence in refused.value.sentence
 
 

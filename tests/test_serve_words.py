@@ -49,9 +49,11 @@ def test_the_ids_of_messages_are_those_of_a_chat(server, tools):
         add_special_tokens=False,
         **tools,
     )
-    chat = server.post("/v1/chat/completions", messages=TALK, **ONE, **tools)
+    chat = server.post("/v1/chat/completions", messages=TALK, add_generation_prompt=True, **ONE, **tools)
     assert told["tokens"] == chat["choices"][0]["prompt_token_ids"]
     assert "".join(told["token_strs"]) == ("7+" if tools else "") + "1+2=3#"
+    begun = server.post("/tokenize", messages=TALK, chat_template_kwargs={"enable_thinking": False}, **tools)
+    assert begun["tokens"] == told["tokens"][:-1]  # a last message of the assistant is continued
 
 
 def test_a_text_that_fits_no_slot_is_counted(server):

@@ -6,6 +6,7 @@ Every kind of option takes the same words:
 - `unit`: what its number counts.
 - `used_when`: the condition on other options under which anything reads it (conditions.py).
 - `why`: the reason for that condition.
+- `recorded`: a resumed run has the value of its start where the option is left at its default.
 - `accelerator`: the default on a TPU or GPU, where it is another one. A config file that leaves such an option alone has
   AUTO there, and `resolve` makes it definite.
 """
@@ -39,6 +40,7 @@ class About:
     used_when: conditions.Condition = conditions.Condition()
     why: str = ""
     accelerator: Any = None
+    recorded: bool = False
 
 
 def at_least(default, low, high=None, **words):

@@ -212,7 +212,7 @@ def resolve(
 
 
 def _settle(schema: type, values: dict, platform: str, recorded: Mapping[str, Any]) -> None:
-    """Writes a definite value for each option whose default depends on the platform and that is not set.
+    """Writes a definite value for each option whose default depends on the platform or on the run's start, and that is not set.
 
     One that nothing reads keeps the default of CPUs: another value would be refused."""
     known = {option.name: option for option in fields.options(schema)}
@@ -230,6 +230,8 @@ def _settle(schema: type, values: dict, platform: str, recorded: Mapping[str, An
             other = platform != "cpu" and about.used_when.holds(found)
             definite = recorded.get(section, {}).get(own, about.accelerator if other else option.default)
             values[section] = where | {own: definite}
+        if about.recorded and isinstance(where, dict) and where.get(own, option.default) == option.default:
+            values[section] = where | {own: recorded.get(section, {}).get(own, option.default)}
 
 
 def _override(values: dict, override: str, root: type) -> None:

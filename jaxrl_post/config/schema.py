@@ -134,6 +134,20 @@ class DataConfig:
     chat: bool = any_of_type(
         False, used_when=_FILES, doc="Whether a text prompt becomes a user's message in the chat template."
     )
+    system_prompt: str = any_of_type(
+        "", used_when=_FILES, doc="Text of a system message in front of each conversation that has none of its own."
+    )
+    chat_template_kwargs: Mapping[str, Any] = mapping(
+        used_when=f"{_FILES} or environment.name!=",
+        doc="What the chat template may read beside messages, for example `{'enable_thinking': False}`. A row's column of this "
+        "name counts before it.",
+    )
+    date: str = any_of_type(
+        "",
+        recorded=True,
+        doc="Date and time that chat templates are told, such as 2026-07-31 or 2026-07-31T12:00. Empty: that of the run's start "
+        "where the template asks for one. A resumed run keeps it.",
+    )
     assistant_only_loss: bool = any_of_type(
         False,
         used_when="engine.name=demonstrations and data.train!=task:*",
@@ -149,6 +163,15 @@ class DataConfig:
         used_when="engine.name=rows or data.train=task:* or eval.prompts>0",
         doc="What becomes of prompts with more tokens than engine.max_length - sampling.max_tokens. What is dropped or cut is "
         "counted. cut: the last tokens stay, as with verl's truncation=left.",
+    )
+    duplicates: str = one_of(
+        "refuse",
+        "refuse",
+        "drop",
+        "number",
+        used_when=_FILES,
+        doc="What becomes of a row whose id came before; a row without an id or index is known by its content. drop: it is left "
+        "out and counted. number: its id gets a number behind `#`.",
     )
     size: int = at_least(
         4096, 1, unit="prompts", used_when="data.train=task:*", doc="Training prompts of a procedural task."

@@ -3,6 +3,8 @@
 A template comes from a downloaded file. It runs in a process with limits (data/rendering.py), which renders conversation
 after conversation. A template that takes too long, too much memory or too much room is refused, and the process is
 replaced. A template that asks for the date gives another text tomorrow; hand `now` over to fix it.
+
+Every caller renders by `Chat.render` or `Chat.marked`: prompts, supervised rows, preferences, environments, judges and servers.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
+
+import numpy as np
 
 from jaxrl_post import json_text
 from jaxrl_post.data import rendering
@@ -49,7 +54,10 @@ class _Process:
         Raises:
           ValueError: what the template said, or how its process ended. The next conversation gets a new process.
         """
-        body = json.dumps(question).encode()
+        try:
+            body = json.dumps(question, default=_plain).encode()
+        except (TypeError, RecursionError) as error:
+            raise ValueError(f"the messages, tools or template arguments are no JSON: {said(error)}") from error
         if len(body) > rendering.LONGEST:
             raise ValueError(f"the messages have {len(body)} bytes as JSON; at most {rendering.LONGEST} are rendered")
         if self._socket is None:
@@ -124,8 +132,42 @@ class _Process:
         self._socket = self._child = self._words = self._end = None
 
 
-def _asked(messages: Sequence[Mapping], **how: bool) -> dict[str, Any]:
-    return {"messages": [dict(message) for message in messages], **how}
+def _plain(value: Any) -> Any:
+    """Returns a number of numpy as one of Python."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{shown(value)} is a {type(value).__name__}")
+
+
+def _asked(messages: Sequence[Mapping], arguments: Mapping, **how: bool) -> dict[str, Any]:
+    check_contents(messages)
+    return {"messages": [dict(message) for message in messages], "arguments": dict(arguments), **how}
+
+
+def check_contents(messages: Sequence[Mapping], where: str = "") -> None:
+    """Refuses contents that are neither a text nor a list of text parts. `where`: begins the error.
+
+    Raises:
+      ValueError: one sentence with the place.
+    """
+    for place, message in enumerate(messages):
+        content = message.get("content")
+        if content is not None and not isinstance(content, (str, list)):
+            raise ValueError(
+                f"{where}messages[{place}].content must be a text or a list of text parts, got {shown(content)}"
+            )
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind != "text" or not isinstance(part.get("text"), str):
+                raise ValueError(
+                    f'{where}messages[{place}].content[{number}]={shown(part)} is no text part, which is {{"type": "text", "text": '
+                    "...}; a model of texts reads no others"
+                )
+
+
+def text_of(content: Any) -> str:
+    """Returns the content of a message as one text; empty where it has none."""
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
 
 
 def _ended(ours: socket.socket, child: subprocess.Popen, words: IO[bytes]) -> None:
@@ -139,34 +181,55 @@ def _ended(ours: socket.socket, child: subprocess.Popen, words: IO[bytes]) -> No
 class Chat:
     """A template and the special tokens it may name.
 
-    `now`: what `strftime_now` says; None: the clock. `tools`: JSON schemas of functions, which the template is given."""
+    `tool_template`: stands for it where tools are given; empty: there is none. `now`: what `strftime_now` says; None: the
+    clock. `arguments`: what the template may read beside messages, by name; `tools` are JSON schemas of functions.
+    """
 
     template: str
+    tool_template: str = ""
     tokens: Mapping[str, str] = field(default_factory=dict)
     now: datetime.datetime | None = None
-    tools: Sequence[Mapping] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     _process: _Process = field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
-        now = None if self.now is None else self.now.isoformat()
-        given = {"template": self.template, "tokens": dict(self.tokens), "now": now, "tools": list(self.tools)}
+        given = {
+            "template": self.template,
+            "tool_template": self.tool_template,
+            "tokens": dict(self.tokens),
+            "now": None if self.now is None else self.now.isoformat(),
+            "arguments": dict(self.arguments),
+        }
         object.__setattr__(self, "_process", _Process(given))
 
+    @property
+    def dated(self) -> bool:
+        """Returns whether the template asks for the date or the time."""
+        return "strftime_now" in self.template + self.tool_template
+
     def render(
-        self, messages: Sequence[Mapping], generation: bool = True, tools: Sequence[Mapping] | None = None
+        self,
+        messages: Sequence[Mapping],
+        generation: bool = True,
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+        continues: bool = True,
     ) -> str:
         """Returns the text of `messages`, with the head of the assistant's turn when `generation`.
 
         Args:
-          tools: JSON schemas of functions; None: those of the template.
+          arguments: for this conversation; those of the template count where they do not name a value.
+          continues: whether a last message of the assistant is the beginning of its turn. Else another turn begins behind it.
 
         Raises:
-          ValueError: the template has a mistake, refuses these messages, or needs more than the limits allow.
+          ValueError: a content that is no text, or the template has a mistake, refuses these messages, or needs more than the
+            limits allow.
         """
-        told = {} if tools is None else {"tools": list(tools)}
-        return self._process.ask(_asked(messages, generation=generation, marks=False) | told)
+        begun = generation and continues and bool(messages) and messages[-1].get("role") == "assistant"
+        return self._process.ask(_asked(messages, arguments, generation=generation, continues=begun, marks=False))
 
-    def marked(self, messages: Sequence[Mapping]) -> tuple[str, list[tuple[int, int]]]:
+    def marked(
+        self, messages: Sequence[Mapping], arguments: Mapping[str, Any] = MappingProxyType({})
+    ) -> tuple[str, list[tuple[int, int]]]:
         """Returns the text of a whole conversation, and start and end of each of its generation blocks, in characters.
 
         Raises:
@@ -177,7 +240,8 @@ class Chat:
                 "the chat template has no {% generation %} marks, which say what an assistant wrote; put one with marks "
                 "beside the tokenizer as chat_template.jinja (TRL ships some, named *_training.jinja)"
             )
-        text, places = json.loads(self._process.ask(_asked(messages, generation=False, marks=True)))
+        asked = _asked(messages, arguments, generation=False, continues=False, marks=True)
+        text, places = json.loads(self._process.ask(asked))
         return text, [(start, end) for start, end in places]
 
     def close(self) -> None:
@@ -185,9 +249,13 @@ class Chat:
         self._process.close()
 
 
-def load(folder: str | Path) -> Chat | None:
+def load(folder: str | Path, *, now: str = "", arguments: Mapping[str, Any] = MappingProxyType({})) -> Chat | None:
     """Returns the template of a folder: chat_template.jinja, else `chat_template` in tokenizer_config.json (the one named
-    "default" where there are several); None when it has none.
+    "default" where there are several); None when it has none. One named "tool_use" stands for it where tools are given.
+
+    Args:
+      now: the date and time that the template is told, in ISO form; empty: the clock's.
+      arguments: of Chat.
 
     Raises:
       ValueError: a file that cannot be read, or a template or special token that is no text.
@@ -195,26 +263,32 @@ def load(folder: str | Path) -> Chat | None:
     folder = Path(folder)
     file, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     config = json_text.read_object(settings, str(settings)) if settings.is_file() else {}
-    template = json_text.text_of(file, str(file)) if file.is_file() else config.get("chat_template")
-    if isinstance(template, list):
-        template = _default(settings, template)
+    template, tool_template = config.get("chat_template"), ""
+    if file.is_file():
+        with_tools = folder / "additional_chat_templates" / "tool_use.jinja"
+        template = json_text.text_of(file, str(file))
+        tool_template = json_text.text_of(with_tools, str(with_tools)) if with_tools.is_file() else ""
+    elif isinstance(template, list):
+        template, tool_template = _named(settings, template)
     if template is None:
         return None
-    if not isinstance(template, str):
-        raise ValueError(f"{settings}: chat_template must be a text, got {shown(template)}")
+    for one in (template, tool_template):
+        if not isinstance(one, str):
+            raise ValueError(f"{settings}: chat_template must be a text, got {shown(one)}")
     tokens = {name: _token(settings, name, config[name]) for name in _SPECIAL if config.get(name)}
-    return Chat(template=template, tokens=tokens)
+    when = datetime.datetime.fromisoformat(now) if now else None
+    return Chat(template=template, tool_template=tool_template, tokens=tokens, now=when, arguments=arguments)
 
 
-def _default(settings: Path, templates: list) -> Any:
-    """Returns the template with the name "default"."""
+def _named(settings: Path, templates: list) -> tuple[Any, Any]:
+    """Returns the template with the name "default", and that with the name "tool_use" or an empty text."""
     for entry in templates:
         if not (isinstance(entry, dict) and isinstance(entry.get("name"), str) and "template" in entry):
             raise ValueError(f"{settings}: chat_template must list objects with name and template, got {shown(entry)}")
     named = {entry["name"]: entry["template"] for entry in templates}
     if "default" not in named:
         raise ValueError(f"{settings}: chat_template has {shown(sorted(named))} but no 'default'")
-    return named["default"]
+    return named["default"], named.get("tool_use", "")
 
 
 def _token(settings: Path, name: str, token: Any) -> str:

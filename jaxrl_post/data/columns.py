@@ -5,6 +5,7 @@
 - Every column that fills no role goes to `extra` under its own name, so that a reward function can read it. On a clash,
   keys of the extra role's column win. A top-level answer column with another name than "answer" goes there too.
 - Of an object of which `named` reads one key, the other keys go to `extra` under the object's name.
+- `tools` and `chat_template_kwargs` are given to the chat template, too (messages.py).
 - Refused: an unknown role, and a row without its prompt. A row without a ground truth says why in `lacks`: whether a run
   needs one is for its reward functions to say.
 """
@@ -18,6 +19,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxrl_post.data import messages
+from jaxrl_post.data.chat import text_of
 from jaxrl_post.json_text import shown
 from jaxrl_post.types import missing_value
 
@@ -59,6 +62,7 @@ class Columns:
         Empty: the prompt itself.
       source: the source of rows without one.
       chat: whether a text prompt becomes a user's message, to which the tokenizer's chat template applies.
+      system: the text of a system message in front of a conversation without one.
 
     Raises:
       ValueError: an unknown format or role, a column that is no text, no prompt column, or a template without PLACE.
@@ -69,6 +73,7 @@ class Columns:
     template: str = ""
     source: str = ""
     chat: bool = False
+    system: str = ""
 
     def __post_init__(self):
         _known("data.format", self.format, FORMATS)
@@ -88,7 +93,7 @@ class Columns:
         return (self.named[role],) if self.named[role] else ()
 
     def row(self, where: str, given: Any) -> dict:
-        """Returns {id, prompt, answer, source, extra, where} of one object of a file.
+        """Returns {id, prompt, answer, source, extra, where} of one object of a file, and `arguments` of its chat template.
 
         The id is that of its column, else source/split/index where extra has an `index`, else a hash of the row before
         the template. An answer that is no text becomes its JSON. A missing, null or NaN answer is empty. The row then also
@@ -112,8 +117,14 @@ class Columns:
         answer, lacks = self._answer(given)
         row = {"prompt": prompt, "answer": answer, "source": source, "extra": self._others(given) | info}
         row = {"id": self._identity(given, info, row), **row, "where": where}
-        row["prompt"] = self._shaped(prompt)
-        return row | ({"lacks": lacks} if lacks else {})
+        row["prompt"] = self._shaped(where, prompt)
+        told = messages.arguments(f"data: {where}", given)
+        _need(
+            not told or not isinstance(row["prompt"], str),
+            f"data: {where}: the prompt is a text, and no chat template is given {_listed(told)} of the row; set data.chat=true, "
+            "write the prompt as a list of messages, or leave the columns 'tools' and 'chat_template_kwargs' out",
+        )
+        return row | ({"arguments": told} if told else {}) | ({"lacks": lacks} if lacks else {})
 
     def first(self, given: Mapping, role: str) -> tuple[str, Any]:
         """Returns the first column of a role that the row has, and its value; an empty name where it has none."""
@@ -130,19 +141,12 @@ class Columns:
             prompt is not _NONE,
             f"data: {where}: there is no column {self._name('prompt')!r}; its columns are {_listed(given)}",
         )
+        place = f"data: {where}, column {name!r}"
+        prompt = messages.read(place, prompt)
         if isinstance(prompt, str):
-            _need(prompt != "", f"data: {where}, column {name!r}: is empty")
+            _need(prompt != "", f"{place}: is empty")
             return prompt
-        _need(
-            isinstance(prompt, list) and len(prompt) > 0,
-            f"data: {where}, column {name!r}: must be a text or a list of messages, got {shown(str(prompt))}",
-        )
-        for i, message in enumerate(prompt):
-            _need(
-                isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message,
-                f"data: {where}, column '{name}[{i}]': must be an object with role and content: {shown(message)}",
-            )
-        return [{key: value for key, value in message.items() if value is not None} for message in prompt]
+        return messages.check(place, prompt)
 
     def _answer(self, given: dict) -> tuple[str, str]:
         """Returns the ground truth as text, and why there is none, one of them empty."""
@@ -188,15 +192,20 @@ class Columns:
         content = json.dumps(row, sort_keys=True, ensure_ascii=True)
         return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
-    def _shaped(self, prompt: str | list[dict]) -> str | list[dict]:
-        """Returns the prompt in its template, as a message where `chat` is set."""
+    def _shaped(self, where: str, prompt: str | list[dict]) -> str | list[dict]:
+        """Returns the prompt in its template, as a message where `chat` is set, behind the system prompt."""
         if isinstance(prompt, str):
             text = self.template.replace(PLACE, prompt) if self.template else prompt
-            return [{"role": "user", "content": text}] if self.chat else text
+            _need(
+                self.chat or not self.system,
+                f"data: {where}: the prompt is a text, which data.system_prompt cannot begin; set data.chat=true, or write the "
+                "prompt as a list of messages",
+            )
+            return messages.begun_by_system([{"role": "user", "content": text}], self.system) if self.chat else text
         last = prompt[-1]
-        if self.template and last["role"] == "user" and isinstance(last["content"], str):
-            return [*prompt[:-1], last | {"content": self.template.replace(PLACE, last["content"])}]
-        return prompt
+        if self.template and last["role"] == "user":
+            prompt = [*prompt[:-1], last | {"content": self.template.replace(PLACE, text_of(last.get("content")))}]
+        return messages.begun_by_system(prompt, self.system)
 
 
 def _at(given: Mapping, name: str) -> Any:

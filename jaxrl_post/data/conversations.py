@@ -11,7 +11,9 @@ Refused: a row without `messages`, a template without marks, and a conversation 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxrl_post.data import prompts, supervised
@@ -43,10 +45,8 @@ def row(where: str, given: Any, columns: Columns) -> dict:
             f"data: {where}: there is no column 'messages', of which data.assistant_only_loss=true trains on every "
             "assistant's turn; leave the option out for rows of other columns"
         )
-    if isinstance(given, dict) and not isinstance(given["messages"], list):
-        raise ValueError(
-            f"data: {where}, column 'messages': must be a list of messages, got {shown(given['messages'])}"
-        )
+    if isinstance(given, dict):
+        given = given | {"messages": supervised.talk(where, given["messages"])}
     own = dataclasses.replace(columns, named={**columns.named, "prompt": "messages"})
     out = own.row(where, given)
     return out | {"extra": out["extra"] | {"messages": given["messages"]}}
@@ -69,7 +69,7 @@ def tokenised(
     for one in rows:
         place = f"{one['where']} (id {shown(one['id'])})"
         try:
-            tokens, mask = masked(one["prompt"], words, chat, limit + most)
+            tokens, mask = masked(one["prompt"], words, chat, limit + most, one.get("arguments", {}))
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
         mask[:1] = [False]  # nothing comes before the first token
@@ -82,8 +82,23 @@ def tokenised(
     return prompts.tokenised(begun, words, chat=chat, limit=limit, where=where), taught
 
 
-def masked(messages: Sequence[Mapping], words: Tokenizer, chat: Chat | None, most: int) -> tuple[list[int], list[bool]]:
-    """Returns the tokens of a conversation, and of each whether an assistant wrote it.
+def without_end(taught: Iterable[Taught], ends: Collection[int]) -> tuple[int, int]:
+    """Returns how many turns are trained on, and how many of them without a token of `ends`: nothing teaches them to stop."""
+    turns = []
+    for one in taught:
+        for trained, run in itertools.groupby(zip(one.trained, one.tokens), key=lambda pair: pair[0]):
+            turns += [any(token in ends for _, token in run)] if trained else []
+    return len(turns), turns.count(False)
+
+
+def masked(
+    messages: Sequence[Mapping],
+    words: Tokenizer,
+    chat: Chat | None,
+    most: int,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[list[int], list[bool]]:
+    """Returns the tokens of a conversation, and of each whether an assistant wrote it. `arguments`: of Chat.render.
 
     Raises:
       ValueError: there is no template, it has no marks or refuses the messages, or the tokenizer has no places.
@@ -92,7 +107,7 @@ def masked(messages: Sequence[Mapping], words: Tokenizer, chat: Chat | None, mos
         raise ValueError("the tokenizer has no chat template, whose marks say what an assistant wrote")
     if not isinstance(words, JsonTokenizer):
         raise ValueError("a llama2.c vocabulary does not say where its tokens lie; name a tokenizer.json")
-    text, blocks = chat.marked(messages)
+    text, blocks = chat.marked(messages, arguments)
     measured("the conversation", text, words, most)
     found = words.located(text)
     inside = [any(start < end and stop > begin for begin, end in blocks) for _, start, stop in found]

@@ -1,8 +1,9 @@
-"""The objects of a data file, one after another, each with its place: a line of JSONL, a row of Parquet.
+"""The objects of a data file, one after another, each with its place: a line of JSONL, an item of a JSON array, a row of Parquet.
 
-JSONL needs nothing. Parquet needs pyarrow, an optional part of this project; its dates and decimals become text, and
-bytes (images) are refused. Refused too: no such file, another kind of file, a text that is no UTF-8, a line that is no
-JSON, and a damaged Parquet file. A line is read only when its turn comes.
+JSON needs nothing. A file that begins with `[` is one array, and a byte order mark is passed over. Parquet needs pyarrow, an
+optional part of this project; its dates and decimals become text, and bytes (images) are refused. Refused too: no such file,
+another kind of file, a text that is no UTF-8, a line that is no JSON, and a damaged Parquet file. A line is read only when its
+turn comes.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from jaxrl_post import json_text
 
 
 def objects(path: str | Path) -> Iterator[tuple[str, Any]]:
-    """(place, object): "FILE, line 3" of a JSONL file (*.jsonl, *.json), empty lines left out, or "FILE, row 3" of a
-    Parquet file.
+    """(place, object): "FILE, line 3" of a JSONL file (*.jsonl, *.json), empty lines left out, "FILE, item 3" of one that is
+    an array, or "FILE, row 3" of a Parquet file.
 
     Raises:
       ValueError: one sentence, with file and line.
@@ -32,16 +33,32 @@ def objects(path: str | Path) -> Iterator[tuple[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    number = 0
+    number, first = 0, True
     try:
-        with open(path, encoding="utf-8") as lines:
+        with open(path, encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
+                if first and line.lstrip().startswith("["):
+                    yield from _items(path, "\n" * (number - 1) + line + lines.read())
+                    return
                 if line.strip():
+                    first = False
                     yield f"{path}, line {number}", json_text.parsed(line.rstrip("\n"), f"data: {path}, line {number}")
     except UnicodeDecodeError as error:
         raise ValueError(f"data: {path}, line {_broken(path)}: is no UTF-8 text: {error.reason}") from error
     except OSError as error:
         raise ValueError(f"data: {path}, after line {number}: cannot be read: {error.strerror}") from error
+
+
+def _items(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    """Yields the objects of a JSON array."""
+    try:
+        items = json_text.parsed(text, f"data: {path}")
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; a file that begins with '[' is one array of objects, else write one object a line"
+        ) from error
+    for number, item in enumerate(items, start=1):
+        yield f"{path}, item {number}", item
 
 
 def _broken(path: Path) -> int:

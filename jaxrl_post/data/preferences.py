@@ -1,6 +1,7 @@
 """Rows of preferences under TRL's names: prompt, chosen and rejected, as texts or as messages.
 
-Without a prompt, `chosen` and `rejected` are two conversations, and the messages with which both begin are the prompt. Each
+Without a prompt, `chosen` and `rejected` are two conversations, and the messages with which both begin are the prompt. So
+they are beside a prompt that is a text. Each
 completion ends as a supervised one does (supervised.py): with an end token, behind which nothing is trained on.
 Refused: a completion that is empty or cannot be cut from its prompt, and a pair of two equal ones.
 """
@@ -12,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_post.data import prompts, supervised
+from jaxrl_post.data import messages, prompts, supervised
 from jaxrl_post.data.chat import Chat
 from jaxrl_post.data.columns import Columns
 from jaxrl_post.data.tasks import Task
@@ -36,10 +37,12 @@ def row(where: str, given: Any, columns: Columns) -> dict:
             raise ValueError(
                 f"data: {where}: there is no column {side!r}: engine.name='preferences' compares two completions"
             )
-    if not columns.first(given, "prompt")[0]:
+    given = given | {side: messages.read(f"data: {where}, column {side!r}", given[side]) for side in SIDES}
+    split = _are_whole(where, given, columns)
+    if split:
         given = _split(where, given)
         columns = dataclasses.replace(columns, named={**columns.named, "prompt": "prompt"})
-    out = columns.row(where, given)
+    out = columns.row(where, given) | ({"continues": False} if split else {})
     pair = [supervised.completion(f"data: {where}, column {side!r}", given[side], out["prompt"]) for side in SIDES]
     if pair[0] == pair[1]:
         raise ValueError(f"data: {where}: columns 'chosen' and 'rejected' are equal, which prefers nothing")
@@ -68,6 +71,14 @@ def check_margins(rows: Sequence[Mapping]) -> None:
         number = isinstance(margin, (int, float)) and not isinstance(margin, bool) and math.isfinite(margin)
         if margin is not None and not number:
             raise ValueError(f"data: {one['where']}, column 'margin': must be a finite number, got {shown(margin)}")
+
+
+def _are_whole(where: str, given: Mapping, columns: Columns) -> bool:
+    """Returns whether both completions hold their prompt: a row without one, or whose prompt is a text, as TRL reads it."""
+    name, prompt = columns.first(given, "prompt")
+    if not name or not isinstance(messages.read(f"data: {where}, column {name!r}", prompt), str):
+        return not name
+    return all(isinstance(given[side], list) and len(given[side]) > 1 for side in SIDES)
 
 
 def _split(where: str, given: Mapping) -> dict:
@@ -101,7 +112,7 @@ def tokenised(
         sides = []
         for side, said in zip(SIDES, one["pair"], strict=True):
             place = f"{one['where']} (id {shown(one['id'])}), column {side!r}"
-            tokens = supervised.answered(place, one["prompt"], said, words, chat, limit + most)
+            tokens = supervised.answered(place, one, said, words, chat, limit + most)
             supervised.check(place, one["id"], tokens, words, most, where)
             sides.append(tokens)
         pairs[one["id"]] = (sides[0], sides[1])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from jaxrl_post.json_text import said, shown
 from jaxrl_post.types import Prompt
 
 _TASK = "task:"
+_HUB = re.compile(r"[\w-]+/[\w-]+")  # a name such as openai/gsm8k
 
 
 class Prompts:
@@ -104,8 +106,13 @@ def read(path: str | Path, columns: Columns = Columns()) -> list[dict]:
       ValueError: no such file, not readable, or a bad row, with its line and column.
     """
     if not Path(path).is_file():
+        hub = (
+            "; a data set of a hub is not downloaded: save it as JSONL or Parquet first"
+            if _HUB.fullmatch(str(path))
+            else ""
+        )
         raise ValueError(
-            f"data: there is no file {path}; write a path of a JSONL or Parquet file, or task:NAME with "
+            f"data: there is no file {path}{hub}; write a path of a JSONL or Parquet file, or task:NAME with "
             f"NAME one of {', '.join(sorted(tasks.TASKS))}"
         )
     return [columns.row(where, given) for where, given in files.objects(path)]
@@ -139,11 +146,11 @@ def tokenised(
         _need(
             row["id"] not in seen,
             f"{name}: has the id of {seen.get(row['id'])}; every row needs an id of its own "
-            "(column 'id', or 'extra_info.index')",
+            "(column 'id', or 'extra_info.index'), or data.duplicates=drop or number",
         )
         seen[row["id"]] = place
         messages = () if isinstance(row["prompt"], str) else tuple(row["prompt"])
-        ids = row.get("tokens") or _encoded(name, row["prompt"], messages, tokenizer, chat, limit, overlong)
+        ids = row.get("tokens") or _encoded(name, row, messages, tokenizer, chat, limit, overlong)
         if not ids:
             continue
         out.append(
@@ -155,6 +162,7 @@ def tokenised(
                 where=row.get("where", ""),
                 lacks=row.get("lacks", ""),
                 messages=messages,
+                arguments=row.get("arguments", {}),
                 extra=row.get("extra", {}),
             )
         )
@@ -162,13 +170,7 @@ def tokenised(
 
 
 def _encoded(
-    name: str,
-    prompt: str | Sequence,
-    messages: tuple,
-    tokenizer: Tokenizer,
-    chat: Chat | None,
-    limit: int,
-    overlong: Overlong,
+    name: str, row: Mapping, messages: tuple, tokenizer: Tokenizer, chat: Chat | None, limit: int, overlong: Overlong
 ) -> list[int]:
     _need(
         not messages or chat is not None,
@@ -176,10 +178,16 @@ def _encoded(
         "template; add chat_template.jinja beside it, or give the prompt as a text",
     )
     try:
-        text = chat.render(messages) if messages else prompt
+        text = rendered(chat, row) if messages else row["prompt"]
         return overlong.fitted(name, text, tokenizer, not messages, limit)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+
+
+def rendered(chat: Chat, row: Mapping) -> str:
+    """Returns the text of a row's messages, up to where the policy begins. A last message of the assistant is continued,
+    unless the row says by `continues` that it is another turn."""
+    return chat.render(row["prompt"], arguments=row.get("arguments", {}), continues=row.get("continues", True))
 
 
 def _need(condition: bool, sentence: str) -> None:

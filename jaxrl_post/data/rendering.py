@@ -5,8 +5,12 @@ not write files, and whose address space, CPU time per conversation and output a
 those of transformers: trim_blocks, lstrip_blocks, loop controls, `tojson` without HTML escapes, `raise_exception`,
 `strftime_now`, and {% generation %} blocks, which are rendered like any text and whose places are known.
 
+Messages reach a template as transformers gives them (utils/chat_template_utils.py): reasoning under each of its names, and a
+last message that is continued ends the text. A list of text parts stays one where the template reads parts of that role. Else
+the template gets their joined text.
+
 Protocol, over the socket that is descriptor 0: a message is 4 bytes of length, then JSON. The first message is {template,
-tokens, now, tools}, each further one {messages, generation, marks} and, where it has its own, tools. Every message is
+tool_template, tokens, now, arguments}, each further one {messages, arguments, generation, continues, marks}. Every message is
 answered with a kind, 4 bytes of length and UTF-8. With `marks` this is JSON of the text and of the places of its generation
 blocks.
 """
@@ -16,10 +20,11 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import resource
 import signal
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jinja2
@@ -39,6 +44,14 @@ _MISTAKES = (
     *(jinja2.TemplateError, ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
     *(OSError, RuntimeError, SyntaxError, TypeError, ValueError),
 )
+_REASONING = (
+    "reasoning_content",
+    "thinking",
+    "reasoning",
+)  # names of a message's reasoning; templates read the first two
+_END = "CONTINUE_FINAL_MESSAGE_TAG "
+_PART = "\ue000part\ue001"  # repr escapes it, JSON does not
+_WRITTEN_OUT = re.compile(r"[\"']text[\"']\s*:\s*[\"']$")
 
 
 class _Generation(jinja2.ext.Extension):
@@ -74,16 +87,11 @@ def main() -> None:
     _limit()
     given = _received()
     _reply(TEXT, "")
-    render, tokens, tools = None, given["tokens"], given["tools"]
+    renderer = Renderer(given)
     while (asked := _received()) is not None:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # its signal ends the process, also inside of a C function
         try:
-            render = render or compiled(given["template"], given["now"])
-            kind, text = (
-                TEXT,
-                rendered(render, asked["messages"], asked["generation"], tokens, asked.get("tools", tools)),
-            )
-            text = json.dumps([text, marks(render, text)]) if asked["marks"] else text
+            kind, text = TEXT, renderer.answer(asked)
             text.encode()
         except MemoryError:
             kind, text = ERROR, f"it needs more than {BYTES >> 20} MiB of memory"
@@ -91,6 +99,64 @@ def main() -> None:
             kind, text = ERROR, " ".join(f"{_name(error)}{error}".split())[:_SAID]
         signal.setitimer(signal.ITIMER_PROF, 0)
         _reply(kind, text)
+
+
+class Renderer:
+    """The templates of a tokenizer, each compiled when it is first used.
+
+    Args:
+      given: the first message of the protocol.
+    """
+
+    def __init__(self, given: Mapping[str, Any]):
+        self._given = given
+        self._compiled: dict[str, jinja2.Template] = {}
+        self._parts: dict[tuple[str, str], bool] = {}
+
+    def answer(self, asked: Mapping[str, Any]) -> str:
+        """Returns the answer to a further message of the protocol.
+
+        Raises:
+          ValueError: the message to be continued is not in the text, or the text is too long.
+        """
+        names = {**self._given["tokens"], **self._given["arguments"], **asked["arguments"]}
+        names["tools"] = names.get("tools") or None
+        source = (names["tools"] and self._given["tool_template"]) or self._given["template"]
+        if source not in self._compiled:
+            self._compiled[source] = compiled(source, self._given["now"])
+        template = self._compiled[source]
+        messages = [self._shaped(source, message) for message in asked["messages"]]
+        if asked["continues"]:
+            return continued(template, messages, names)
+        text = rendered(template, messages, asked["generation"], names)
+        return json.dumps([text, marks(template, text)]) if asked["marks"] else text
+
+    def _shaped(self, source: str, message: dict) -> dict:
+        """Returns a message with its reasoning under each name, and with parts or their text."""
+        reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+        if reasoning is not None:
+            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        if isinstance(message.get("content"), list) and not self._takes_parts(source, message["role"]):
+            message = message | {"content": "".join(part["text"] for part in message["content"])}
+        return message
+
+    def _takes_parts(self, source: str, role: str) -> bool:
+        """Returns whether the template writes the text of a part, and not the part as Python or JSON would."""
+        if (source, role) not in self._parts:
+            probe: list[dict] = [{"role": role, "content": [{"type": "text", "text": _PART}]}]
+            if role in ("assistant", "tool"):
+                call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {}}}
+                calls = [{"role": "assistant", "content": "", "tool_calls": [call]}] if role == "tool" else []
+                probe = [{"role": "user", "content": "x"}, *calls, *probe]
+            elif role != "user":
+                probe.append({"role": "user", "content": "x"})
+            try:
+                text = rendered(self._compiled[source], probe, False, self._given["tokens"] | {"tools": None})
+            except _MISTAKES:
+                text = ""
+            before, mark, _ = text.partition(_PART)
+            self._parts[source, role] = bool(mark) and not _WRITTEN_OUT.search(before)
+        return self._parts[source, role]
 
 
 def _name(error: Exception) -> str:
@@ -112,28 +178,43 @@ def compiled(template: str, now: str | None) -> jinja2.Template:
     return environment.from_string(template)
 
 
-def rendered(
-    template: jinja2.Template,
-    messages: list[dict],
-    generation: bool,
-    tokens: dict[str, str],
-    tools: Sequence[Mapping] = (),
-) -> str:
-    """Returns the text of a conversation. `tools`: JSON schemas of functions.
+def rendered(template: jinja2.Template, messages: list[dict], generation: bool, names: Mapping[str, Any]) -> str:
+    """Returns the text of a conversation. `names`: what else the template may read.
 
     Raises:
       ValueError: the text has more than LONGEST characters.
     """
     pieces, said = [], template.environment.extensions[_Generation.identifier]
     said.begin()
-    for piece in template.generate(
-        messages=messages, add_generation_prompt=generation, tools=tools or None, documents=None, **tokens
-    ):
+    given = {"documents": None, **names, "messages": messages, "add_generation_prompt": generation}
+    for piece in template.generate(given):
         pieces.append(piece)
         said.written += len(piece)
         if said.written > LONGEST:
             raise ValueError(f"it writes more than {LONGEST} characters")
     return "".join(pieces)
+
+
+def continued(template: jinja2.Template, messages: list[dict], names: Mapping[str, Any]) -> str:
+    """Returns the text up to the end of the last message, as transformers' continue_final_message does.
+
+    Raises:
+      ValueError: the last message has no text, or the template leaves it out or changes it.
+    """
+    content = messages[-1].get("content")
+    if content is None or content == []:
+        raise ValueError("the last message is of the assistant and has no content that could be continued")
+    if isinstance(content, list):
+        end = content[-1]["text"]
+        marked: Any = [*content[:-1], content[-1] | {"text": end + _END}]
+    else:
+        end, marked = content, content + _END
+    text = rendered(template, [*messages[:-1], messages[-1] | {"content": marked}], False, names)
+    if end.strip() not in text or _END.strip() not in text:
+        raise ValueError("the last message is of the assistant, and the template leaves out or changes a part of it")
+    place = text.rindex(_END.strip())
+    whole = text[place : place + len(_END)] == _END  # else the template has stripped the message
+    return text[:place] if whole else text[:place].rstrip()
 
 
 def marks(template: jinja2.Template, text: str) -> list[tuple[int, int]]:

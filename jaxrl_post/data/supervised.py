@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_post.data import files, prompts
-from jaxrl_post.data.chat import Chat
+from jaxrl_post.data import files, messages, prompts
+from jaxrl_post.data.chat import Chat, text_of
 from jaxrl_post.data.columns import Columns
 from jaxrl_post.data.overlong import measured
 from jaxrl_post.data.tokenizer import Tokenizer
@@ -86,6 +86,7 @@ def refuse_preferences(where: str, given: Mapping) -> None:
 
 def completion(where: str, said: Any, prompt: str | list) -> str | dict:
     """Returns the answer to a prompt: a text behind a text, an assistant's message behind messages."""
+    said = messages.read(where, said)
     if isinstance(said, list):
         if len(said) != 1 or not isinstance(said[0], dict) or said[0].get("role") != _ROLE:
             raise ValueError(f"{where}: must be a text or one message of the assistant, got {shown(said)}")
@@ -93,7 +94,7 @@ def completion(where: str, said: Any, prompt: str | list) -> str | dict:
             raise ValueError(
                 f"{where}: is a message, but the prompt is a text: give both as texts, or both as messages"
             )
-        return _without_nulls(said[0])
+        return messages.check(where, said)[0]
     if not isinstance(said, str):
         raise ValueError(f"{where}: must be a text or one message of the assistant, got {shown(said)}")
     return said if isinstance(prompt, str) else {"role": _ROLE, "content": said}
@@ -101,19 +102,30 @@ def completion(where: str, said: Any, prompt: str | list) -> str | dict:
 
 def _conversation(where: str, given: dict, columns: Columns) -> dict:
     """Returns a row of `messages`. The whole conversation stays a column, for reward functions."""
-    messages, place = given["messages"], f"data: {where}, column 'messages'"
-    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
-        raise ValueError(f"{place}: must be a list of messages, got {shown(messages)}")
-    if messages[-1].get("role") != _ROLE:
+    whole, place = talk(where, given["messages"]), f"data: {where}, column 'messages'"
+    if whole[-1]["role"] != _ROLE:
         raise ValueError(
-            f"{place}: its last message is of {shown(messages[-1].get('role'))}, not of 'assistant': nothing answers it"
+            f"{place}: its last message is of {shown(whole[-1]['role'])}, not of 'assistant': nothing answers it"
         )
-    if len(messages) == 1:
+    if len(whole) == 1:
         raise ValueError(f"{place}: holds an answer and nothing that it answers")
     own = dataclasses.replace(columns, named={**columns.named, "prompt": "messages"})
-    out = own.row(where, given | {"messages": messages[:-1], _WHOLE: messages})  # so the row's hash is of all of it
-    extra = {name: value for name, value in out["extra"].items() if name != _WHOLE} | {"messages": messages}
-    return _answered(out | {"extra": extra}, _without_nulls(messages[-1]))
+    out = own.row(where, given | {"messages": whole[:-1], _WHOLE: whole})  # so the row's hash is of all of it
+    extra = {name: value for name, value in out["extra"].items() if name != _WHOLE} | {"messages": whole}
+    return _answered(out | {"extra": extra, "continues": False}, whole[-1])
+
+
+def talk(where: str, given: Any) -> list[dict]:
+    """Returns the conversation in a column `messages`, without nulls.
+
+    Raises:
+      ValueError: it is none, with `where`.
+    """
+    place = f"data: {where}, column 'messages'"
+    found = messages.read(place, given)
+    if not isinstance(found, list) or not found:
+        raise ValueError(f"{place}: must be a list of messages, got {shown(given)}")
+    return messages.check(place, found)
 
 
 def _text(where: str, given: dict, columns: Columns) -> dict:
@@ -129,14 +141,10 @@ def _text(where: str, given: dict, columns: Columns) -> dict:
 
 def _answered(out: dict, demonstration: str | dict) -> dict:
     """Returns a row with its demonstration, which is the ground truth where the row has no other."""
-    said = demonstration if isinstance(demonstration, str) else demonstration.get("content")
-    if out.get("lacks") and isinstance(said, str) and said.strip():
+    said = demonstration if isinstance(demonstration, str) else text_of(demonstration.get("content"))
+    if out.get("lacks") and said.strip():
         out = {name: value for name, value in out.items() if name != "lacks"} | {"answer": said}
     return out | {"demonstration": demonstration}
-
-
-def _without_nulls(message: Mapping) -> dict:
-    return {key: value for key, value in message.items() if value is not None}
 
 
 def questions(rows: Sequence[Mapping]) -> list[dict]:
@@ -175,16 +183,15 @@ def tokenised(
             one = {**one, "tokens": ids[:1]}
             taught[one["id"]] = ids[1:]
         else:
-            taught[one["id"]] = answered(place, one["prompt"], one["demonstration"], words, chat, limit + most)
+            taught[one["id"]] = answered(place, one, one["demonstration"], words, chat, limit + most)
         check(place, one["id"], taught[one["id"]], words, most, where)
         begun.append(one)
     return prompts.tokenised(begun, words, chat=chat, limit=limit, where=where), taught
 
 
-def answered(
-    place: str, prompt: str | list, answer: str | dict, words: Tokenizer, chat: Chat | None, most: int
-) -> list:
-    """Returns the tokens of an answer behind its prompt, with an end token."""
+def answered(place: str, row: Mapping, answer: str | dict, words: Tokenizer, chat: Chat | None, most: int) -> list:
+    """Returns the tokens of an answer behind its row's prompt, with an end token."""
+    prompt = row["prompt"]
     if isinstance(answer, str) and not isinstance(prompt, str):  # a ground truth behind messages
         return _ended(_encoded(place, answer, words, most, special=False), words)
     if isinstance(answer, str):
@@ -196,7 +203,8 @@ def answered(
             "or give prompt and completion as texts"
         )
     try:
-        head, whole = chat.render(prompt), chat.render([*prompt, answer], generation=False)
+        head = prompts.rendered(chat, row)
+        whole = chat.render(_whole(row, answer), generation=False, arguments=row.get("arguments", {}))
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
     if not whole.startswith(head):
@@ -206,6 +214,17 @@ def answered(
         )
     shown_ids = _encoded(place, head, words, most, special=False)
     return _closed(place, _behind(place, shown_ids, _encoded(place, whole, words, most, special=False)), words)
+
+
+def _whole(row: Mapping, answer: Mapping) -> list[Mapping]:
+    """Returns a prompt with its answer, which is the rest of a message of the assistant that the prompt ends with."""
+    *before, last = row["prompt"]
+    if last["role"] != _ROLE or not row.get("continues", True):
+        return [*before, last, answer]
+    begun, rest = last.get("content", ""), answer.get("content", "")
+    if isinstance(begun, list) or isinstance(rest, list):
+        begun, rest = text_of(begun), text_of(rest)
+    return [*before, {**last, **answer, "content": begun + rest}]
 
 
 def _encoded(place: str, text: str, words: Tokenizer, most: int, special: bool = True) -> list[int]:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from jaxrl_post.data.chat import Chat
+from jaxrl_post.data.chat import Chat, text_of
 from jaxrl_post.data.tokenizer import Tokenizer
 
 _MARK = "\ue000turn\ue001"  # of the private use area, so that no conversation has it
@@ -34,18 +36,29 @@ class Wording:
         ended = bool(ids) and ids[-1] in self.words.eos_ids
         return self.words.decode(ids[:-1] if ended else ids, skip_special=False)
 
-    def observed(self, before: Sequence[Mapping], messages: Sequence[Mapping], last: int) -> list[int]:
+    def observed(
+        self,
+        before: Sequence[Mapping],
+        messages: Sequence[Mapping],
+        last: int,
+        *,
+        begun: bool = False,
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[int]:
         """Returns the ids of what follows a turn, with the head of the next one.
 
         Args:
           before: the messages before the turn.
           messages: those that follow it.
           last: the id that ended the turn. If the template writes it behind the turn, it is not repeated.
+          begun: whether the last message before the turn is the beginning of it.
+          arguments: of Chat.render.
 
         Raises:
           ValueError: the template refuses the messages or leaves the turn out, or nothing follows.
         """
-        text = self.chat.render([*before, {"role": "assistant", "content": _MARK}, *messages])
+        talk = [*spoken(before, _MARK, begun), *messages]
+        text = self.chat.render(talk, arguments=arguments, continues=bool(messages))
         _, mark, rest = text.rpartition(_MARK)
         if not mark:
             raise ValueError("the chat template leaves out what the assistant said before a tool or a user answers")
@@ -58,3 +71,10 @@ class Wording:
     def whole(self, messages: Sequence[Mapping]) -> list[int]:
         """Returns the ids of a conversation tokenised once, with all that the template writes behind its last message."""
         return self.words.encode(self.chat.render(messages, generation=False), special=False)
+
+
+def spoken(before: Sequence[Mapping], text: str, begun: bool) -> list[Mapping]:
+    """Returns messages with what the policy said behind them. `begun`: the last of them is the beginning of that turn."""
+    if not begun:
+        return [*before, {"role": "assistant", "content": text}]
+    return [*before[:-1], before[-1] | {"content": text_of(before[-1].get("content")) + text}]

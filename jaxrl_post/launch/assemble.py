@@ -226,6 +226,7 @@ def begin(
     config = configs.resolve(given, overrides, platform=jax.default_backend(), recorded=recorded)
     loggers.check(config.logger)
     compile_guard.use_cache(os.environ)
+    config = inputs.dated(config)
     start = inputs.gather(config, handed)
     agreement.check(lambda: resume.about(config, start, resume.versions()))
     config, why, chosen = mode_choice.settled(config, start, run_dir if resumes else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxrl_post.config import Config
 from jaxrl_post.data.chat import Chat
+from jaxrl_post.data.messages import TOOLS
 from jaxrl_post.data.turns import Wording
 from jaxrl_post.engine.host.turns import Turns
 from jaxrl_post.launch.handed import Handed
@@ -45,16 +46,33 @@ def begun(config: Config, template: Chat | None, handed: Handed) -> Iterator[tup
         )
     if config.environment.name == HARNESS:
         tools = harness.read(config.environment.arguments).tools
-        yield dataclasses.replace(template, tools=tools), functools.partial(_begin, harness.reset)
+        yield _with(template, tools), functools.partial(_begin, harness.reset, bool(tools))
         return
     with started(config, handed, None, workers=1) as pool:
-        yield dataclasses.replace(template, tools=tuple(pool.tools)), functools.partial(_begin, pool.reset)
+        yield _with(template, pool.tools), functools.partial(_begin, pool.reset, bool(pool.tools))
 
 
-def _begin(reset: Callable[[Mapping], list[dict]], rows: list[dict]) -> list[dict]:
-    """Returns rows whose prompts are the messages of `reset`. The prompt of the row itself becomes a further column."""
+def _with(template: Chat, tools: Sequence[Mapping]) -> Chat:
+    """Returns the template with the tools of an environment."""
+    return dataclasses.replace(template, arguments={**template.arguments, TOOLS: list(tools)})
+
+
+def _begin(reset: Callable[[Mapping], list[dict]], tools: bool, rows: list[dict]) -> list[dict]:
+    """Returns rows whose prompts are the messages of `reset`. The prompt of the row itself becomes a further column.
+
+    Args:
+      tools: whether the environment has tools.
+
+    Raises:
+      ValueError: a row has other tools than its environment.
+    """
     out = []
     for row in rows:
+        if tools and TOOLS in row.get("arguments", {}):
+            raise ValueError(
+                f"{row.get('where', row['id'])}: has the column {TOOLS!r}, and the environment has tools of its own; leave the "
+                "column out"
+            )
         extra = {"prompt": row["prompt"]} | dict(row.get("extra", {}))
         own = {"id": str(row["id"]), "answer": row["answer"], "source": row["source"]}
         out.append(dict(row) | {"prompt": reset(extra | own), "extra": extra})

@@ -7,6 +7,7 @@ prompts. It refuses a tokenizer that the model has no rows for, and a prompt tha
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import numpy as np
 
 from jaxrl_post.buckets import files
 from jaxrl_post.config import Config, fields
-from jaxrl_post.data import chat, prompts, tasks, tokenizer
+from jaxrl_post.data import chat, messages, prompts, tasks, tokenizer
 from jaxrl_post.data.overlong import measured
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
@@ -37,7 +38,7 @@ from jaxrl_post.launch.handed import NOTHING, Handed
 from jaxrl_post.launch.second_model import SecondModel
 from jaxrl_post.models import decoder, hf, llama2c
 from jaxrl_post.models.presets import PRESETS, published
-from jaxrl_post.parallel import mesh
+from jaxrl_post.parallel import mesh, processes
 from jaxrl_post.types import MOST_ENDS, Group, Prompt, Sampling
 
 
@@ -106,6 +107,10 @@ def local(config: Config) -> Config:
     return config
 
 
+def _tokenizer(config: Config) -> Path:
+    return Path(config.model.tokenizer) if config.model.tokenizer else _beside(config)
+
+
 def policy(config: Config) -> PolicyFiles:
     """Reads the model's shape and its tokenizer.
 
@@ -113,7 +118,7 @@ def policy(config: Config) -> PolicyFiles:
       ValueError: there is none, they do not belong together, or engine.max_length is beyond the model's positions.
     """
     config = local(config)
-    place = Path(config.model.tokenizer) if config.model.tokenizer else _beside(config)
+    place = _tokenizer(config)
     words = tokenizer.load(place)
     stored, load, dtype = _model(config, words.vocab_size)
     model = reward_start.headed(config, stored)
@@ -142,12 +147,41 @@ def gather(config: Config, handed: Handed = NOTHING) -> Inputs:
         raise ValueError(f"{said(error.filename or 'an input')}: cannot be read: {error.strerror}") from error
 
 
+def chat_template(config: Config, place: Path) -> chat.Chat | None:
+    """Returns the chat template in a tokenizer's folder, with the date and the arguments of a config, if there is one.
+
+    Raises:
+      ValueError: it cannot be read, or an argument is none of a template's.
+    """
+    messages.check_names("data.chat_template_kwargs", config.data.chat_template_kwargs)
+    if not place.is_dir():
+        return None
+    return chat.load(place, now=config.data.date, arguments=config.data.chat_template_kwargs)
+
+
+def dated(config: Config) -> Config:
+    """Returns a config whose data.date is now, where a chat template of the run asks for the date and none is set.
+
+    Process 0 says what the time is.
+
+    Raises:
+      ValueError: a template cannot be read.
+    """
+    given = local(config)
+    places = [_tokenizer(given), *([Path(config.judge.model)] if config.judge.model else [])]
+    found = [chat.load(place) for place in places if place.is_dir()]
+    if config.data.date or not any(one is not None and one.dated for one in found):
+        return config
+    now = processes.share_text(datetime.datetime.now().isoformat(timespec="seconds"))
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, date=now))
+
+
 def _gathered(config: Config, handed: Handed) -> Inputs:
     handed.check(config)
     config = local(config)
     own = policy(config)
     place, words = own.place, own.tokenizer
-    template = chat.load(place) if place.is_dir() else None
+    template = chat_template(config, place)
     with environments.begun(config, template, handed) as (template, begins):
         rows = sources.train(config, words, template, handed, begins)
         asked = sources.held_out(config, words, template, handed, begins)
@@ -176,11 +210,20 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         cost=own.cost,
         adapter=config.lora.adapter,
         handed=handed,
-        notes=(*rows.notes, *asked.notes, *written.notes),
+        notes=(*_date_note(config, template), *rows.notes, *asked.notes, *written.notes),
         overlong={"train": rows.overlong, "eval": asked.overlong},
         chat=template,
         reward_model=reward_scoring.files(config, words),
         judge=policy(judge_start.settings(config)) if config.judge.model else None,
+    )
+
+
+def _date_note(config: Config, template: chat.Chat | None) -> tuple[str, ...]:
+    """Returns a line on what the chat template is told as the date, where it asks for one."""
+    if template is None or not template.dated:
+        return ()
+    return (
+        f"data.date={config.data.date or 'now'}: the chat template says the date, and is told this one in the whole run",
     )
 
 

@@ -38,7 +38,7 @@ def settings(config: configs.Config) -> configs.Config:
         "engine": {name: getattr(config.engine, name) for name in _ENGINE} | {"max_length": about.max_length},
         "sampling": {"max_tokens": about.max_tokens},
         "batch": {"tokens": _ANY_BATCH},
-        "data": {"train": f"{OWN}questions"},
+        "data": {"train": f"{OWN}questions", "date": config.data.date},
         "reward": {"functions": ()},
         "eval": {"prompts": 0},
     }

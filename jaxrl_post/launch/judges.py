@@ -41,7 +41,7 @@ class Questions:
 
     def __init__(self, form: Question, decode: Callable[[np.ndarray], str], own: inputs.PolicyFiles, engine: Config):
         self._form, self._decode, self._words, self._engine = form, decode, own.tokenizer, engine
-        self._chat = chat.load(own.place) if own.place.is_dir() else None
+        self._chat = chat.load(own.place, now=engine.data.date) if own.place.is_dir() else None
         self._law = dataclasses.replace(inputs.sampling_law(engine, own.tokenizer), temperature=0.0)
 
     def __call__(self, rollout: Rollout) -> Request | None:
@@ -62,7 +62,7 @@ class Questions:
         if self._chat is None:
             ids = self._words.encode(text)
         else:
-            shown = self._chat.render([{"role": "user", "content": text}], tools=())
+            shown = self._chat.render([{"role": "user", "content": text}])
             ids = self._words.encode(shown, special=False)
         most = self._engine.engine.max_length - 1
         if not 0 < len(ids) <= most:
@@ -93,7 +93,8 @@ class Questions:
     def _task(self, prompt: Prompt) -> str:
         if "task" in prompt.extra:
             return str(prompt.extra["task"])
-        return str(prompt.messages[-1]["content"]) if prompt.messages else self._decode(prompt.tokens)
+        asked = [one for one in prompt.messages if one["role"] != "assistant"] or prompt.messages
+        return chat.text_of(asked[-1].get("content")) if asked else self._decode(prompt.tokens)
 
     def _request(self, tokens: np.ndarray) -> Request:
         about, prompt = self._engine, Prompt.of_tokens(tokens)

@@ -198,7 +198,7 @@ class Policy:
     def template(self) -> chat.Chat | None:
         """Returns the chat template beside the tokenizer, if there is one. It needs to be closed."""
         place = self._files.place
-        return chat.load(place) if place.is_dir() else None
+        return inputs.chat_template(self.config, place)
 
     def law(self, sampling: Sampling | Mapping[str, Any] | None) -> Sampling:
         """Returns the policy's sampling law with changes.

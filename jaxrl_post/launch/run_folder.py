@@ -83,7 +83,7 @@ def take_up(exact: str, must_exist: bool, disks: Disks = ONE_DISK) -> tuple[Path
 
 
 def recorded(exact: str) -> dict[str, dict]:
-    """Returns, by section, what config.json says of options whose default depends on the platform, on every process.
+    """Returns, by section, what config.json says of options whose default depends on the platform or on the start, on every process.
 
     Empty where the folder holds no run yet.
 
@@ -130,7 +130,11 @@ def _recorded(file: Path) -> dict[str, dict] | str:
     for option in fields.options(Config):
         section, _, name = option.name.rpartition(".")
         where = told.get(section) if isinstance(told, dict) else None
-        if option.about.accelerator is not None and isinstance(where, dict) and name in where:
+        if (
+            (option.about.accelerator is not None or option.about.recorded)
+            and isinstance(where, dict)
+            and name in where
+        ):
             out.setdefault(section, {})[name] = where[name]
     return out
 

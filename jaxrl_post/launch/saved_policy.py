@@ -43,7 +43,7 @@ _ENGINE = (
 )
 # Sections of a config that a policy reads, and `seed`.
 READ = ("data", "engine", "lora", "mesh", "model", "reward", "sampling", "seed")
-_COLUMNS = ("format", "columns", "template", "chat", "source")
+_COLUMNS = ("format", "columns", "template", "chat", "system_prompt", "chat_template_kwargs", "date", "source")
 _GRADING = ("functions", "weights", "timeout_s", "test_limit_s", "sandbox")
 _ANY_BATCH = 1 << 30  # tokens: no batch is made, so none may be too small
 
@@ -265,7 +265,7 @@ def _options(told: Mapping, model: Mapping) -> dict[str, Any]:
 
 def _reading(data: Mapping) -> dict[str, Any]:
     """Returns how a run reads prompts. The column of written completions is read in training alone."""
-    found = {name: data[name] for name in _COLUMNS}
+    found = {name: data[name] for name in _COLUMNS if name in data}
     return found | {"columns": {role: name for role, name in data["columns"].items() if role != COMPLETION}}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_post.config import Config
-from jaxrl_post.data import chat, conversations, mixture, preferences, prompts, supervised, tasks, tokenizer
+from jaxrl_post.data import chat, conversations, duplicates, mixture, preferences, prompts, supervised, tasks, tokenizer
 from jaxrl_post.data.columns import COMPLETION, Columns
 from jaxrl_post.data.overlong import DROP, Overlong
 from jaxrl_post.json_text import shown
@@ -140,7 +140,7 @@ def held_out(
     source = _eval_source(config, "eval.prompts")
     rows = _held_out_rows(config, source, size, handed)
     # What is dropped makes room for later rows.
-    few = rows if config.data.overlong == DROP else rows[:size]
+    few = rows if config.data.overlong == DROP or config.data.duplicates == duplicates.DROP else rows[:size]
     found = _fitted(config, "eval.data", source, begins(few), words, template)
     fewer = f"eval.prompts={size}: {source} has {len(found.prompts)}, and all of them are used"
     notes = (*found.notes, *([fewer] if len(found.prompts) < size else []))
@@ -202,17 +202,27 @@ def _written(
 
 def _answers(config: Config, wanted: Wanted, words: tokenizer.Tokenizer, handed: Handed, fits: dict[str, Any]) -> Found:
     """Returns rows of which one answer is trained on."""
-    found, taught = supervised.tokenised(_read(config, wanted, handed, supervised.row), words, **fits)
-    return Found(prompts=found, taught=taught)
+    rows, notes = _read(config, wanted, handed, supervised.row)
+    found, taught = supervised.tokenised(rows, words, **fits)
+    return Found(prompts=found, taught=taught, notes=notes)
 
 
 def _turns(config: Config, wanted: Wanted, words: tokenizer.Tokenizer, handed: Handed, fits: dict[str, Any]) -> Found:
     """Returns conversations of which every assistant's turn is trained on."""
-    found, taught = conversations.tokenised(_read(config, wanted, handed, conversations.row), words, **fits)
+    rows, notes = _read(config, wanted, handed, conversations.row)
+    found, taught = conversations.tokenised(rows, words, **fits)
+    turns, endless = conversations.without_end(taught.values(), words.eos_ids)
+    if endless:
+        notes += (
+            f"{wanted.option}={wanted.source}: {endless} of {turns} turns of the assistant are trained on without an end token "
+            f"(ids {list(words.eos_ids)}), so they do not teach the policy to stop: put {{% endgeneration %}} of the chat template "
+            "behind the token that ends a turn",
+        )
     return Found(
         prompts=found,
         taught={id: one.tokens for id, one in taught.items()},
         trained={id: one.trained for id, one in taught.items()},
+        notes=notes,
     )
 
 
@@ -227,15 +237,16 @@ def _held_out_rows(config: Config, source: str, size: int, handed: Handed) -> li
 
 def _pairs(config: Config, wanted: Wanted, words: tokenizer.Tokenizer, handed: Handed, fits: dict[str, Any]) -> Found:
     """Returns prompts with a chosen and a rejected completion each."""
+    notes: tuple[str, ...] = ()
     if wanted.source.startswith("task:"):
         rows = _made(config, wanted)
         rows = preferences.of_task(rows, _task(wanted.source), wanted.source)
     else:
-        rows = _read(config, wanted, handed, preferences.row)
+        rows, notes = _read(config, wanted, handed, preferences.row)
     if config.algorithm.trains_reward_model:
         preferences.check_margins(rows)
     found, pairs = preferences.tokenised(rows, words, **fits)
-    return Found(prompts=found, pairs=pairs)
+    return Found(prompts=found, pairs=pairs, notes=notes)
 
 
 def _task(source: str) -> tasks.Task:
@@ -261,7 +272,14 @@ def columns(config: Config) -> Columns:
             f"data.columns: {COMPLETION}={shown(data.columns[COMPLETION])} is read by engine.name='demonstrations' alone: "
             "another column without a role reaches reward functions under its own name"
         )
-    return Columns(format=data.format, named=data.columns, template=data.template, source=data.source, chat=data.chat)
+    return Columns(
+        format=data.format,
+        named=data.columns,
+        template=data.template,
+        source=data.source,
+        chat=data.chat,
+        system=data.system_prompt,
+    )
 
 
 def _rows(config: Config, source: str, split: str, size: int, arguments: Mapping, handed: Handed) -> list[dict]:
@@ -278,11 +296,14 @@ def handed_rows(source: str, given: Sequence[Any], read: Callable[[str, Any], di
     return [read(f"{source}, row {number}", row) for number, row in enumerate(given, start=1)]
 
 
-def _read(config: Config, wanted: Wanted, handed: Handed, each: Callable[[str, Any, Columns], dict]) -> list[dict]:
-    """Returns the rows of completions of a file, or handed over."""
-    rows = _supervised(wanted.source, columns(config), handed, each)[: wanted.most]
+def _read(
+    config: Config, wanted: Wanted, handed: Handed, each: Callable[[str, Any, Columns], dict]
+) -> tuple[list[dict], tuple[str, ...]]:
+    """Returns the rows of completions of a file, or handed over, and a line on duplicates."""
+    rows = _supervised(wanted.source, columns(config), handed, each)
+    rows, notes = duplicates.settled(rows, config.data.duplicates, wanted.option, wanted.source)
     _check_rows(wanted.option, wanted.source, rows)
-    return rows
+    return rows[: wanted.most], notes
 
 
 def _supervised(source: str, how: Columns, handed: Handed, each: Callable[[str, Any, Columns], dict]) -> list[dict]:
@@ -303,6 +324,7 @@ def _fitted(
 ) -> Found:
     """Returns prompts within the limit. What becomes of others is for data.overlong to say."""
     _check_rows(option, source, rows)
+    rows, notes = duplicates.settled(rows, config.data.duplicates, option, source)
     mode = config.data.overlong
     limit, overlong = config.engine.max_length - config.sampling.max_tokens, Overlong(mode=mode)
     found = prompts.tokenised(rows, words, chat=template, limit=limit, where=source, overlong=overlong)
@@ -312,7 +334,7 @@ def _fitted(
             f"sampling.max_tokens), and data.overlong={mode!r} leaves none"
         )
     told = overlong.words(option, source, limit)
-    return Found(prompts=found, notes=(told,) if told else (), overlong=len(overlong.places))
+    return Found(prompts=found, notes=(*notes, *([told] if told else [])), overlong=len(overlong.places))
 
 
 def _eval_source(config: Config, option: str) -> str:

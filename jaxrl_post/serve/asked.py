@@ -26,8 +26,8 @@ LONGEST_S = 86400.0  # of a request
 class Asked:
     """A request.
 
-    `prompts`: texts or token ids, of /v1/completions. `messages`, `tools`: of /v1/chat/completions. `law`: changes of the
-    policy's sampling law. `max_tokens`: 0: the policy's own. `seed`: None: the server draws one. `usage`: whether a
+    `prompts`: texts or token ids, of /v1/completions. `messages`, `tools`, `arguments` of the chat template, and whether a last
+    message of the assistant `continues`: of /v1/chat/completions. `law`: changes of the policy's sampling law. `max_tokens`: 0: the policy's own. `seed`: None: the server draws one. `usage`: whether a
     stream ends with counts of tokens. `timeout_s`: 0: the server's own.
     """
 
@@ -35,6 +35,8 @@ class Asked:
     prompts: tuple[Any, ...] = ()
     messages: tuple[Mapping, ...] = ()
     tools: tuple[Mapping, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    continues: bool = True
     law: Mapping[str, Any] = field(default_factory=dict)
     n: int = 1
     seed: int | None = None
@@ -145,9 +147,31 @@ class TemplateFields(schema.Body):
     """What a request may say of its chat template."""
 
     chat_template: schema.only(None, _TEMPLATE) = None
-    chat_template_kwargs: schema.only({}, _TEMPLATE) = None
-    add_generation_prompt: schema.only(True, _TEMPLATE) = None
-    continue_final_message: schema.only(False, _TEMPLATE) = None
+    messages: schema.by(talk.messages) = Field(description="give a list of objects with role and content")
+    tools: schema.by(talk.tools) = ()
+    chat_template_kwargs: schema.by(talk.arguments) = {}
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def conversation(self) -> dict[str, Any]:
+        """Returns what the template gets. A last message of the assistant is continued, unless another turn is asked for.
+
+        Raises:
+          Refusal: the fields contradict each other or the messages.
+        """
+        begins, goes_on, last = self.add_generation_prompt, self.continue_final_message, self.messages[-1]["role"]
+        if goes_on and (begins or last != "assistant"):
+            why = "add_generation_prompt=true begins another turn" if begins else f"the last message is of {last!r}"
+            raise Refusal(400, f"continue_final_message=true: {why}; leave it out", "continue_final_message")
+        if begins is False and (goes_on is False or last != "assistant"):
+            why = f"add_generation_prompt=false is not served behind a message of {last!r}; leave it out"
+            raise Refusal(400, why, "add_generation_prompt")
+        return {
+            "messages": self.messages,
+            "tools": self.tools,
+            "arguments": self.chat_template_kwargs,
+            "continues": not begins if goes_on is None else goes_on,
+        }
 
 
 class _StreamOptions(schema.Body):
@@ -206,8 +230,6 @@ class CompletionBody(_Shared):
 class ChatBody(TemplateFields, _NeutralInChat, _Shared):
     """The body of /v1/chat/completions."""
 
-    messages: schema.by(talk.messages) = Field(description="give a list of objects with role and content")
-    tools: schema.by(talk.tools) = ()
     tool_choice: schema.by(_tool_choice) = "auto"
     logprobs: bool = False
 
@@ -235,5 +257,5 @@ def chat(body: Any) -> Asked:
       Refusal: a field is unknown, wrong or missing.
     """
     given = schema.read(ChatBody, body)
-    shown_tools = () if given.tool_choice == "none" else given.tools
-    return Asked(messages=given.messages, tools=shown_tools, logprobs=given.logprobs, **given.asked())
+    told = given.conversation() | ({"tools": ()} if given.tool_choice == "none" else {})
+    return Asked(**told, logprobs=given.logprobs, **given.asked())

@@ -1,7 +1,7 @@
 """Messages and tools of a chat request, in the form that chat templates take.
 
 A template gets the arguments of an earlier call as an object, as transformers gives it, where OpenAI's form has a text of
-JSON. Parts of type text are joined. Other parts, such as images, are refused.
+JSON. A null is left out. Parts of other types than text, such as images, are refused.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_post import json_text
+from jaxrl_post.data.messages import check_names
 from jaxrl_post.json_text import shown
 from jaxrl_post.serve.refusal import Refusal
 
@@ -60,7 +61,8 @@ def _message(where: str, given: Any) -> dict[str, Any]:
         )
     out: dict[str, Any] = {"role": "system" if role == "developer" else role}
     calls = given.get("tool_calls") or []
-    out["content"] = _content(f"{where}.content", given.get("content"), optional=bool(calls))
+    if given.get("content") is not None or not calls:
+        out["content"] = _content(f"{where}.content", given.get("content"))
     for name, value in given.items():
         if name in _KEPT and value is not None:
             if not isinstance(value, str):
@@ -73,16 +75,29 @@ def _message(where: str, given: Any) -> dict[str, Any]:
     return out
 
 
-def _content(where: str, given: Any, optional: bool) -> str:
-    """Returns the text of a message. `optional`: whether it may have none."""
-    if given is None and optional:
-        return ""
+def arguments(name: str, value: Any) -> dict[str, Any]:
+    """Returns chat_template_kwargs.
+
+    Raises:
+      Refusal: they are no object, or one is no argument of a template.
+    """
+    if not isinstance(value, dict):
+        raise Refusal(400, f"{name}={shown(value)} must be an object", name)
+    try:
+        check_names(name, value)
+    except ValueError as error:
+        raise Refusal(400, str(error), name) from error
+    return value
+
+
+def _content(where: str, given: Any) -> str | list[dict]:
+    """Returns the text of a message, or its parts."""
     if isinstance(given, list) and all(isinstance(part, dict) for part in given):
         for place, part in enumerate(given):
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
                 kind = f"{where}[{place}]"
                 raise Refusal(400, f"{kind}={shown(part)} is not served; parts of type text are", kind)
-        return "".join(part["text"] for part in given)
+        return given
     if not isinstance(given, str):
         raise Refusal(400, f"{where}={shown(given)} must be a text or a list of parts of type text", where)
     return given

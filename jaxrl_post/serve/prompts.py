@@ -6,12 +6,12 @@ that of its prompt wherever it stands.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxrl_post.data.chat import Chat
+from jaxrl_post.data.messages import TOOLS
 from jaxrl_post.data.tokenizer import Tokenizer
 from jaxrl_post.serve.asked import Asked
 from jaxrl_post.serve.refusal import Refusal, wrong
@@ -39,7 +39,7 @@ class Reading:
           Refusal: a prompt that cannot be read, or leaves no room for a token.
         """
         if asked.chat:
-            return [self._bounded("messages", self._conversation(asked.messages, asked.tools))]
+            return [self._bounded("messages", self._conversation(asked))]
         many = len(asked.prompts) > 1
         return [self._bounded(f"prompt[{place}]" if many else "prompt", one) for place, one in enumerate(asked.prompts)]
 
@@ -55,7 +55,7 @@ class Reading:
           Refusal: the prompt cannot be read.
         """
         if asked.chat:
-            return self._conversation(asked.messages, asked.tools)
+            return self._conversation(asked)
         return self._encoded("prompt", asked.prompts[0])
 
     def close(self) -> None:
@@ -63,19 +63,21 @@ class Reading:
         if self._chat is not None:
             self._chat.close()
 
-    def _conversation(self, messages: Sequence[Mapping], tools: Sequence[Mapping]) -> list[int]:
+    def _conversation(self, asked: Asked) -> list[int]:
         if self._chat is None:
             raise Refusal(
                 400, "messages: this policy has no chat template; send a prompt to /v1/completions", "messages"
             )
-        if tools and not self._tools:
+        if asked.tools and not self._tools:
             raise Refusal(
                 400,
                 "tools are not served: the server was started without --tool-calls=PARSER; leave tools out",
                 "tools",
             )
         try:
-            return self._words.encode(self._chat.render(messages, tools=tools), special=False)
+            arguments = {**asked.arguments, TOOLS: list(asked.tools)}
+            text = self._chat.render(asked.messages, arguments=arguments, continues=asked.continues)
+            return self._words.encode(text, special=False)
         except ValueError as error:
             raise Refusal(400, f"messages: {error}", "messages") from error
 

@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import jaxrl_post
-from jaxrl_post.serve import messages as talk
 from jaxrl_post.serve import schema
 from jaxrl_post.serve.asked import Asked, TemplateFields
 from jaxrl_post.serve.exchange import body
@@ -39,8 +38,6 @@ class _Messages(TemplateFields):
 
     model: schema.Text = ""
     return_token_strs: bool = False
-    messages: schema.by(talk.messages)
-    tools: schema.by(talk.tools) = ()
     add_special_tokens: schema.only(False, "the template writes the special tokens") = None
 
 
@@ -56,7 +53,7 @@ def _tokenized(value: Any) -> tuple[Asked, bool]:
     talks, writes = (isinstance(value, dict) and value.get(name) is not None for name in ("messages", "prompt"))
     if talks and not writes:
         given = schema.read(_Messages, value)
-        return Asked(model=given.model, messages=given.messages, tools=given.tools), given.return_token_strs
+        return Asked(model=given.model, **given.conversation()), given.return_token_strs
     text = schema.read(_Text, value)
     if text.prompt is None:
         raise Refusal(400, "give either prompt, a text, or messages", "prompt")

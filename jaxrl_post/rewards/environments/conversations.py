@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxrl_post.data import tool_calls
-from jaxrl_post.data.turns import Wording
+from jaxrl_post.data.turns import Wording, spoken
 from jaxrl_post.rewards import digest, records
 from jaxrl_post.rewards.environments.asking import Asking, spans
 from jaxrl_post.rewards.sharing import Sharing
@@ -118,7 +118,9 @@ class Conversations:
             counts["cut"] += record["scored"] and not record["done"]
             return None
         try:
-            return self._wording.observed(self._before(rollout, turns), record["messages"], int(rollout.tokens[-1]))
+            before, begun = self._before(rollout, turns)
+            end, told = int(rollout.tokens[-1]), rollout.prompt.arguments
+            return self._wording.observed(before, record["messages"], end, begun=begun, arguments=told)
         except ValueError as error:
             _log.warning("environment: the rollout %s stays unscored: %s", rollout.id, error)
             known[last] = dict(record) | {"scored": False}
@@ -173,12 +175,15 @@ class Conversations:
         """Returns what the policy said in each turn, as messages with tool calls."""
         return [tool_calls.message(self._wording.said(turn.tokens), self._parser) for turn in turns]
 
-    def _before(self, rollout: Rollout, turns: Sequence[Turn]) -> list[Mapping]:
-        """Returns the messages before the last turn, for the template."""
-        known, out = self._known(rollout.id), list(rollout.prompt.messages)
+    def _before(self, rollout: Rollout, turns: Sequence[Turn]) -> tuple[list[Mapping], bool]:
+        """Returns the messages before the last turn, for the template, and whether the last of them begins that turn."""
+        known, more = self._known(rollout.id), rollout.prompt.messages
+        out = list(more)
         for turn in turns[:-1]:
-            out += [{"role": "assistant", "content": self._wording.said(turn.tokens)}, *known[turn.digest]["messages"]]
-        return out
+            out = spoken(out, self._wording.said(turn.tokens), _begins(more))
+            more = known[turn.digest]["messages"]
+            out += more
+        return out, _begins(more)
 
     # ---- scores
 
@@ -274,6 +279,11 @@ def turns_of(rollout: Rollout) -> list[Turn]:
     return [
         Turn(rollout.tokens[begin:end], digest.of_ids(rollout.tokens[:end])) for begin, end in spans(rollout.sampled)
     ]
+
+
+def _begins(messages: Sequence[Mapping]) -> bool:
+    """Returns whether the last of the messages that a turn follows is its beginning."""
+    return bool(messages) and messages[-1]["role"] == "assistant"
 
 
 def _key(id: RolloutId) -> str:

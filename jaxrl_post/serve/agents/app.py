@@ -185,6 +185,11 @@ class Endpoints:
         if 0 < asked.max_tokens < about.max_tokens:
             near = str(about.max_tokens)
             raise wrong("max_tokens", asked.max_tokens, "left out, or the run's sampling.max_tokens at least", near)
+        for name in ("chat_template_kwargs", "continue_final_message"):
+            if body.get(name):
+                raise Refusal(
+                    400, f"{name} is not served: the template has the run's arguments alone; leave it out", name
+                )
         if about.tools and body.get("tool_choice") == "none":
             raise Refusal(
                 400,
