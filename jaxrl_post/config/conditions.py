@@ -13,6 +13,7 @@ An option is named by its section and its name. A condition that is not written 
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -116,3 +117,11 @@ def _equal(value: Any, text: str) -> bool:
 def _spelled(text: str) -> str:
     plain = text in _WORDS or re.fullmatch(r"-?[0-9.]+", text)
     return (text if plain else repr(text)) if text else "empty"
+
+
+def is_date(text: str) -> bool:
+    """Returns whether an option is empty, or a date or a time in ISO form."""
+    try:
+        return not text or bool(datetime.datetime.fromisoformat(text))
+    except ValueError:
+        return False

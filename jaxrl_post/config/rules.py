@@ -7,8 +7,7 @@ nearest valid value. Nothing here imports the schema: options are named by secti
 
 from __future__ import annotations
 
-import datetime
-
+from jaxrl_post.config.conditions import is_date
 from jaxrl_post.config.estimators import ESTIMATORS
 from jaxrl_post.config.judging import JUDGING
 from jaxrl_post.config.learning import LEARNING
@@ -35,13 +34,6 @@ def _belong(engine: str, loss: str, estimator: str) -> bool:
 
 def _off(steps: tuple, updates: int) -> int | None:
     return next((step for step in steps if step % updates), None)
-
-
-def _is_date(text: str) -> bool:
-    try:
-        return not text or bool(datetime.datetime.fromisoformat(text))
-    except ValueError:
-        return False
 
 
 def _beyond(at: tuple, steps: int) -> list[int]:
@@ -397,7 +389,7 @@ _PARTS = (
     ),
     relation(
         "data.date",
-        need=_is_date,
+        need=is_date,
         says="{data.date} must be a date or a time in ISO form, such as 2026-07-31 or 2026-07-31T12:00",
     ),
     relation(

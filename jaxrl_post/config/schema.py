@@ -138,7 +138,7 @@ class DataConfig:
         "", used_when=_FILES, doc="Text of a system message in front of each conversation that has none of its own."
     )
     chat_template_kwargs: Mapping[str, Any] = mapping(
-        used_when=f"{_FILES} or environment.name!=",
+        used_when="data.train!=task:* or data.sources!= or environment.name!=",
         doc="What the chat template may read beside messages, for example `{'enable_thinking': False}`. A row's column of this "
         "name counts before it.",
     )

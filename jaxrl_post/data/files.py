@@ -18,8 +18,8 @@ from jaxrl_post import json_text
 
 
 def objects(path: str | Path) -> Iterator[tuple[str, Any]]:
-    """(place, object): "FILE, line 3" of a JSONL file (*.jsonl, *.json), empty lines left out, "FILE, item 3" of one that is
-    an array, or "FILE, row 3" of a Parquet file.
+    """(place, object): "FILE, line 3" of a JSONL file (*.jsonl, *.json), empty lines left out. Of an array "FILE, item 3", and of
+    a Parquet file "FILE, row 3".
 
     Raises:
       ValueError: one sentence, with file and line.

@@ -223,10 +223,9 @@ def begin(
     opened = bucket_run.opened(run_dir, resumes, stack, say)
     run_dir, disks = opened.run_dir, opened.disks
     recorded = folder.recorded(run_dir) if resumes else {}
-    config = configs.resolve(given, overrides, platform=jax.default_backend(), recorded=recorded)
+    config = inputs.dated(configs.resolve(given, overrides, platform=jax.default_backend(), recorded=recorded))
     loggers.check(config.logger)
     compile_guard.use_cache(os.environ)
-    config = inputs.dated(config)
     start = inputs.gather(config, handed)
     agreement.check(lambda: resume.about(config, start, resume.versions()))
     config, why, chosen = mode_choice.settled(config, start, run_dir if resumes else "")

@@ -27,8 +27,9 @@ class Asked:
     """A request.
 
     `prompts`: texts or token ids, of /v1/completions. `messages`, `tools`, `arguments` of the chat template, and whether a last
-    message of the assistant `continues`: of /v1/chat/completions. `law`: changes of the policy's sampling law. `max_tokens`: 0: the policy's own. `seed`: None: the server draws one. `usage`: whether a
-    stream ends with counts of tokens. `timeout_s`: 0: the server's own.
+    message of the assistant `continues`: of /v1/chat/completions. `law`: changes of the policy's sampling law. `max_tokens`: 0:
+    the policy's own. `seed`: None: the server draws one. `usage`: whether a stream ends with counts of tokens. `timeout_s`: 0:
+    the server's own.
     """
 
     model: str = ""
@@ -149,7 +150,7 @@ class TemplateFields(schema.Body):
     chat_template: schema.only(None, _TEMPLATE) = None
     messages: schema.by(talk.messages) = Field(description="give a list of objects with role and content")
     tools: schema.by(talk.tools) = ()
-    chat_template_kwargs: schema.by(talk.arguments) = {}
+    chat_template_kwargs: schema.by(talk.arguments) = Field(default_factory=dict)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
