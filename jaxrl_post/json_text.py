@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,11 @@ def text_of(file: Path, where: str, most: int = LARGEST) -> str:
       ValueError: the file cannot be read, has more than `most` bytes, or is no UTF-8. One sentence.
     """
     try:
-        size = file.stat().st_size
-        if size > most:
-            raise ValueError(f"{where}: has {size} bytes, more than the {most} that such a file may have")
+        about = file.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError(f"{where}: cannot be read: it is a folder, a pipe or a device, and no regular file")
+        if about.st_size > most:
+            raise ValueError(f"{where}: has {about.st_size} bytes, more than the {most} that such a file may have")
         return file.read_bytes().decode("utf-8")
     except FileNotFoundError:
         raise ValueError(f"{where}: no such file") from None

@@ -72,6 +72,23 @@ def test_nulls_dates_and_bytes(tmp_path):
         prompts.read(tmp_path / "images.parquet")
 
 
+def test_nanoseconds_lose_no_digit(tmp_path):
+    """Those that Python's times hold are told as before, others as text of nine digits, at any depth."""
+    kind = pyarrow.timestamp("ns")
+    columns = {
+        "when": pyarrow.array([1_700_000_000_000_001_000, None], kind),
+        "fine": pyarrow.array([1_700_000_000_000_000_001, None], kind),
+        "deep": pyarrow.array([[{"at": 1}], [{"at": 5_000}]], pyarrow.list_(pyarrow.struct([("at", kind)]))),
+        "time": pyarrow.array([1, 2], pyarrow.time64("ns")),
+        "took": pyarrow.array([1, 2_000], pyarrow.duration("ns")),
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    first, second = (row for _, row in files.objects(tmp_path / "a.parquet"))
+    assert first["when"] == "2023-11-14 22:13:20.000001" and first["fine"] == "2023-11-14 22:13:20.000000001"
+    assert first["deep"] == [{"at": "1970-01-01 00:00:00.000000001"}] and first["time"] == "00:00:00.000000001"
+    assert second["when"] is None and second["fine"] is None and (first["took"], second["took"]) == (1, 2000)
+
+
 def test_a_bad_row_of_parquet_is_named(tmp_path):
     bad = [*VERL[:3], VERL[3] | {"prompt": []}]
     parquet.write_table(pyarrow.Table.from_pylist(bad), tmp_path / "rows.parquet")

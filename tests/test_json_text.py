@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -44,6 +45,11 @@ def test_a_file_that_cannot_be_read(tmp_path):
             json_text.read_object(file, "HERE")
     with pytest.raises(ValueError, match="HERE: has 2 bytes, more than the 1"):
         json_text.read(file, "HERE", most=1)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    for name in ("pipe", "zeros"):
+        with pytest.raises(ValueError, match="HERE: cannot be read: it is a folder, a pipe or a device"):
+            json_text.read(tmp_path / name, "HERE")
     with pytest.raises(ValueError, match="HERE: no such file"):
         json_text.read(tmp_path / "b.json", "HERE")
     with pytest.raises(ValueError, match="HERE: cannot be read"):

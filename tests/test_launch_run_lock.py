@@ -50,6 +50,28 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
         run_lock.hold(tmp_path, stack)
 
 
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_a_lock_that_is_a_link_leaves_its_target_alone(tmp_path, link):
+    precious, folder = tmp_path / "precious", tmp_path / "run"
+    precious.write_text("all of it")
+    folder.mkdir()
+    link(folder / run_lock.NAME, precious)
+    with contextlib.ExitStack() as stack, pytest.raises(ValueError, match=r"cannot be written: .*\.lock\)"):
+        run_lock.hold(folder, stack)
+    assert precious.read_text() == "all of it"
+
+
+def test_a_foreign_folder_where_the_run_ends_is_refused_before_it_begins(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    for name in ("policy", "reward_model", "adapter"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").write_text("mine")
+        with pytest.raises(ValueError, match=f"{name} is no model of this run: it has no .*config.json"):
+            run_folder.take_up(str(tmp_path), True)
+        (tmp_path / name / ("adapter_config.json" if name == "adapter" else "config.json")).write_text("{}")
+    assert run_folder.take_up(str(tmp_path), True) == (tmp_path, False)
+
+
 def test_a_holder_without_a_name_is_refused_too(tmp_path):
     (tmp_path / run_lock.NAME).write_text("{")
     with contextlib.ExitStack() as one, contextlib.ExitStack() as two:

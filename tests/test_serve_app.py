@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import dataclasses
 import hashlib
@@ -19,6 +20,7 @@ import openai
 import pytest
 from served import ROOT, TOKEN, bits, mixed, policy, served
 
+from jaxrl_post.serve import asked, http_server
 from jaxrl_post.serve.refusal import Refusal
 from jaxrl_post.types import LEAST_OF_LAW, Finish, Request, Rollout, RolloutId
 
@@ -271,6 +273,50 @@ def test_a_full_queue_is_refused_and_a_deadline_ends_a_request(slow):
     status, _, data = one.ask("POST", COMPLETIONS, LONG | {"n": 13})
     assert status == 400 and "at most 12" in json.loads(data)["error"]["message"]
     assert one.post(COMPLETIONS, **LONG | {"max_tokens": 2})["usage"]["completion_tokens"] == 2
+
+
+def test_a_rollout_that_has_ended_frees_its_place_whether_it_is_read_or_not(other):
+    """Two requests of all places, neither of them read; then one that needs them."""
+    with served(other, queue=4) as one:
+        service, body = one.server.service, LONG | {"n": 12, "stream": True, "max_tokens": 9}
+        tickets = []
+        for _ in range(2):
+            opened = asyncio.run_coroutine_threadsafe(service.open(asked.completion(body)), service._loop)
+            tickets.append(opened.result(60))
+            assert service.pending == 12
+            waited(lambda: service.pending == 0)
+        assert len(one.post(COMPLETIONS, **body | {"stream": False})["choices"]) == 12
+        for ticket in tickets:
+            service._loop.call_soon_threadsafe(service.close, ticket)
+        waited(lambda: not service._open)
+    assert service.pending == 0
+
+
+def test_a_server_that_stops_ends_its_streams_with_an_event(other, monkeypatch):
+    monkeypatch.setattr(http_server, "LAST_WORD_S", 0.2)
+    with served(other) as one, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        engine, tell = one.server.engine, one.server.engine.meanwhile
+        engine.meanwhile = lambda: (tell(), time.sleep(0.3))
+        asked = [pool.submit(one.ask, "POST", COMPLETIONS, LONG | {"stream": stream}) for stream in (True, False)]
+        waited(lambda: one.server.service.pending == 2)
+        one.server.stop()
+        stream, whole_one = (one.result() for one in asked)
+        engine.meanwhile = tell
+    last = json.loads(stream[2].decode().strip().split("\n\n")[-1].removeprefix("data: "))
+    assert last["error"]["code"] == 503 == whole_one[0] and "the server is stopping" in last["error"]["message"]
+
+
+@pytest.mark.parametrize("host", ["x/evil?", "[", "a b", "]:x", "\xff"])
+def test_a_host_is_no_label_and_no_traceback(server, host):
+    head = (
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 2\r\n\r\n{{}}"
+    )
+    with socket.create_connection(("127.0.0.1", server.port)) as one:
+        one.sendall(head.encode("latin-1"))
+        assert one.recv(1 << 16).startswith(b"HTTP/1.1 400")
+    lines = server.ask("GET", "/metrics")[2].decode().splitlines()
+    endpoints = {line.partition('endpoint="')[2].partition('"')[0] for line in lines if "endpoint=" in line}
+    assert endpoints <= {COMPLETIONS, CHAT}
 
 
 def test_new_weights_sample_from_the_next_dispatch_on(slow):

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import bad_requests
 
+HI = {"role": "user", "content": "a"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
@@ -117,6 +118,35 @@ def test_fields_of_other_servers_may_ask_for_nothing():
     cases += [({"continue_final_message": False}, False), ({"add_generation_prompt": True}, False)]
     assert [asked.chat({"messages": begun, **fields}).continues for fields, _ in cases] == [one for _, one in cases]
     assert asked.completion({"prompt": "a", "max_completion_tokens": 5}).max_tokens == 5
+
+
+NULLS = ("cache_salt", "priority", "user", "no_such_field", "stop", "n", "seed", "logit_bias", "stream_options", "kv_x")
+
+
+@pytest.mark.parametrize("read, body", [(asked.completion, {"prompt": "a"}), (asked.chat, {"messages": [HI]})])
+def test_null_is_left_out_for_every_name(read, body):
+    assert read(body | dict.fromkeys(NULLS)) == read(body)
+    assert read(body | {"stream_options": {"include_usage": None, "other": None}}) == read(body)
+    assert read(body | {"priority": 0, "detokenize": True, "logits_processors": []}) == read(body)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"top_k": 1 << 31},
+        {"top_k": -2},
+        {"seed": -(1 << 63) - 1},
+        {"stop_token_ids": [1 << 64]},
+        {"stop": ["a" * 1025]},
+        {"priority": False},
+        {"detokenize": 1},
+    ],
+)
+def test_numbers_beyond_the_engine_s_are_refused_at_the_door(changes):
+    (name,) = changes
+    with pytest.raises(Refusal) as refused:
+        asked.completion({"prompt": "a"} | changes)
+    assert refused.value.status == 400 and name in refused.value.sentence and len(refused.value.sentence) < 400
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import hashlib
+import sys
 import threading
 import time
 
@@ -18,6 +19,10 @@ from jaxrl_post.serve.tinker.sampler import BASE
 from jaxrl_post.serve.tinker.snapshots import Saved
 from jaxrl_post.serve.tinker.worker import Piece
 from jaxrl_post.types import Finish, Prompt, Request, RolloutId
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import hostile_clients
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -230,6 +235,64 @@ def test_what_a_request_leaves_out_of_the_law_is_as_the_sdk_has_it():
     body = {"prompt": text(SUM), "sampling_params": {"max_tokens": 4}, "sampling_session_id": "x"}
     law = bodies.read(forms.SampleBody, body, forms.Limits(vocab=15, positions=64, stops=7))[1].law
     assert law == {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+
+
+def test_a_client_that_knows_all_of_another_reaches_nothing(tmp_path):
+    """Two owners; then the server is started again, and only files are left."""
+    keys = {"tml-alice": "alice", "tml-bob": "bob"}
+    with served(tmp_path, keys=keys, key="tml-alice") as alice:
+        bob = alice.begun("tml-bob")
+        model, own = alice.model(), bob.model()
+        paths = [alice.train("save_weights", model, path="state")["path"]]
+        paths.append(alice.train("save_weights_for_sampler", model, path="kept")["path"])
+        asked = alice.sample(alice.sampler(paths[1]), SUM, 2, max_tokens=8, seed=3)
+        before = alice.passed(model, written(0), "cross_entropy", backward=False)
+        known = dict(session=alice.session, run=model, own_run=own, own_session=bob.session, model="demo", paths=paths)
+        known |= {"sampler": alice.sampler(), "requests": [asked["request_id"]]}
+        tries = hostile_clients.knowing(known)
+        assert len(tries) > 80 and not [one for one in tries if hostile_clients.reached(bob.ask, *one)]
+        assert alice.passed(model, written(0), "cross_entropy", backward=False) == before
+        rollouts = alice.result(asked)
+        assert rollouts["sequences"] and not [one for one in tmp_path.rglob("*") if "stolen" in one.name]
+    with served(tmp_path, keys=keys, key="tml-bob") as bob:
+        known |= {"own_run": bob.model(), "own_session": bob.session}
+        assert not [one for one in hostile_clients.knowing(known) if hostile_clients.reached(bob.ask, *one)]
+        alice = bob.begun("tml-alice")
+        assert alice.result(alice.sample(alice.sampler(paths[1]), SUM, 2, max_tokens=8, seed=3)) == rollouts
+
+
+def test_no_value_of_a_client_ends_the_thread(client):
+    """Every fifth of the hostile values; the others are in the show tinker."""
+    sampler, service, told = client.sampler(), client.server.service, []
+    thread = service.worker._thread
+    for number, changes in enumerate(hostile_clients.tinker_values()[::5]):
+        body = {"sampling_session_id": sampler, "seq_id": 1000 + number, "prompt": text(SUM)} | changes
+        status, found = client.ask("POST", "asample", body)
+        told.append(status)
+        assert status == 400 or (status == 200 and "error" not in client.result(found)), changes
+    assert service.worker._thread is thread and told.count(400) > len(told) / 2
+    status, found = client.ask(
+        "POST",
+        "asample",
+        {"sampling_session_id": sampler, "prompt": text(SUM), "sampling_params": {"stop": [1] * 1000}},
+    )
+    assert status == 400 and found["detail"] == "stop has 1000 ids; at most 7 are served"
+
+
+def test_a_thread_that_fails_tells_all_ends_the_session_at_fault_and_begins_anew(server, monkeypatch):
+    seen = []
+    monkeypatch.setattr(threading, "excepthook", lambda told: seen.append(told.exc_type))
+    fault, other = server.begun(), server.begun()
+    models, service = (fault.model(), other.model()), server.server.service
+    before = other.passed(models[1], written(0), "cross_entropy", backward=False)
+    monkeypatch.setattr(service._trainer, "step", lambda *_: {}["planted"])
+    failed = fault.train("optim_step", models[0], adam_params=ADAM)
+    monkeypatch.undo()
+    assert failed["category"] == "server" and "begins anew" in failed["error"]
+    assert other.passed(models[1], written(0), "cross_entropy", backward=False) == before
+    assert fault.ask("POST", "get_info", {"model_id": models[0]})[0] == 404 and models[0] not in service._trainer.runs
+    sampled = other.result(other.sample(other.sampler(), SUM, max_tokens=2, seed=0))
+    assert sampled["sequences"] and other.ask("GET", "healthz")[0] == 200
 
 
 GOOD = written(0, 1)[0]

@@ -24,6 +24,13 @@ def test_fetched_results_are_forgotten_before_they_fill_the_memory(monkeypatch):
     assert kept() == [False] * 6 + [True] * 2
 
 
+def test_a_promise_is_its_owner_s_and_its_name_is_no_number():
+    every = promises.Promises()
+    one, other = every.make("a", None, "alice"), every.make("b", None, "bob")
+    assert every.find(one.name, "alice") is one and every.find(one.name, "bob") is None is every.find(one.name)
+    assert len(one.name) == 32 and one.name != other.name and not one.name.isdecimal()
+
+
 def test_the_oldest_settled_results_are_forgotten(monkeypatch):
     monkeypatch.setattr(promises, "KEPT", 3)
     every = promises.Promises()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import concurrent.futures
 import importlib.metadata
+import itertools
 import json
 import threading
+import time
 
 import pytest
 import tokenizers
 from served import ROOT, talking
+
+from jaxrl_post.data import tokenizer
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -19,6 +23,7 @@ TEMPLATE = (
 )
 TALK = [{"role": "user", "content": "1+2="}, {"role": "assistant", "content": "3"}]
 TOOL = {"type": "function", "function": {"name": "7", "parameters": {"type": "object"}}}
+BIG_TOOL = {"type": "function", "function": {"name": "7", "description": "1" * 5_000_000}}
 ONE = {"max_tokens": 1, "return_token_ids": True}
 
 
@@ -81,6 +86,36 @@ def test_a_long_text_holds_nobody_up(server, monkeypatch):
         assert server.post("/v1/completions", prompt="1+2=", **ONE)["choices"] and not long.done()
         goes_on.set()
         assert long.result()["count"] == 99
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"messages": [{"role": "user", "content": "1" * 10_000_000}]}, {"messages": TALK, "tools": [BIG_TOOL]}],
+    ids=["text", "tool"],
+)
+def test_a_chat_of_10_mb_is_refused_before_it_is_rendered(server, monkeypatch, body):
+    monkeypatch.setattr(type(server.server.service._reading._chat), "render", None)
+    for path in ("/v1/chat/completions", "/tokenize"):
+        status, _, data = server.ask("POST", path, body)
+        assert status == 400 and "at most 4096 are read" in json.loads(data)["error"]["message"]
+
+
+def test_a_text_is_encoded_beside_other_threads():
+    """The library's encode would hold every thread for as long as it takes."""
+    words, beats, over = tokenizer.load(ROOT / "configs/demo_policy"), [time.monotonic()], threading.Event()
+
+    def beat():
+        while not over.wait(0.002):
+            beats.append(time.monotonic())
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    begun = time.monotonic()
+    assert len(words.encode("1" * 500_000)) == 500_000
+    took = time.monotonic() - begun
+    over.set()
+    thread.join()
+    assert max(after - before for before, after in itertools.pairwise(beats)) < took / 2
 
 
 def test_special_tokens_are_a_part_of_the_text_of_ids(server):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -180,3 +181,13 @@ def test_the_live_table_shows_the_last_rows():
     shown = [line.split()[1] for line in last.splitlines() if line.split()[1:2] and line.split()[0].isdigit()]
     assert shown == [f"{step / 1000:.4f}" for step in range(8, 20)]
     assert "evaluated at step 19: sums/acc/greedy 0.5000" in last and plain.getvalue().count("\n") == 20
+
+
+@pytest.mark.parametrize(
+    "garbage, words", [(b"\xff\xfe", "is no UTF-8 text"), (b"{", "no JSON"), (b"[1]", "a JSON object")]
+)
+def test_garbage_in_metrics_names_file_and_line(tmp_path, garbage, words):
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step": 1}\n' + garbage + b"\n")
+    with pytest.raises(ValueError, match=f"{re.escape(str(file))}, line 2: .*{words}"):
+        metrics.read(file)

@@ -29,13 +29,14 @@ class Client:
     port: int
     session: str = ""
     numbers: dict = field(default_factory=dict)
+    key: str = KEY
 
-    def ask(self, method: str, path: str, body=None, *, key: str = KEY):
+    def ask(self, method: str, path: str, body=None, *, key: str | None = None):
         """Returns status and value of a response. `body`: bytes, or what becomes JSON."""
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         with contextlib.closing(connection):
-            connection.request(method, f"/api/v1/{path}", data, {"X-API-Key": key})
+            connection.request(method, f"/api/v1/{path}", data, {"X-API-Key": self.key if key is None else key})
             response = connection.getresponse()
             return response.status, json.loads(response.read())
 
@@ -45,9 +46,9 @@ class Client:
         assert status == 200, value
         return value
 
-    def begun(self) -> Client:
+    def begun(self, key: str = "") -> Client:
         """Returns another client, with a session of its own."""
-        one = Client(self.server, self.port)
+        one = Client(self.server, self.port, key=key or self.key)
         one.session = one.post("create_session", tags=[], user_metadata={}, sdk_version="0", type="create_session")[
             "session_id"
         ]
@@ -117,7 +118,7 @@ def datum(ids, targets, **floats) -> dict:
 
 
 @contextlib.contextmanager
-def served(folder: Path, **how) -> Iterator[Client]:
+def served(folder: Path, key: str = KEY, **how) -> Iterator[Client]:
     """Serves the demo policy until the block ends."""
     given = dict(keys={KEY: ""}, say=lambda line: None, name="demo", queue=200, idle_s=600.0) | how
     made = Server(*saved_policy.files(os.path.relpath(ROOT / "configs/demo_policy"), SMALL), folder=folder, **given)
@@ -126,7 +127,7 @@ def served(folder: Path, **how) -> Iterator[Client]:
     with listening:
         thread.start()
         try:
-            yield Client(made, listening.getsockname()[1]).begun()
+            yield Client(made, listening.getsockname()[1], key=key).begun()
         finally:
             made.stop()
             thread.join(60)

@@ -96,12 +96,45 @@ def _batched_rows(path: Path, parquet: Any, damaged: tuple[type[Exception], ...]
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches():
                 batch.validate(full=True)
-                for row in batch.to_pylist():
+                for row in _told(batch).to_pylist():
                     number += 1
                     yield row
     except damaged as error:
         words = json_text.said(error)
         raise ValueError(f"data: {path}, after row {number}: no whole Parquet file: {words}") from error
+
+
+def _told(batch: Any) -> Any:
+    """Returns a batch whose nanoseconds Python can hold: as microseconds, else as text of nine digits."""
+    import pyarrow
+
+    for place, field in enumerate(batch.schema):
+        micros, text = _without_nanoseconds(field.type, "us"), _without_nanoseconds(field.type, "")
+        if micros != field.type:
+            try:
+                column = batch.column(place).cast(micros)
+            except pyarrow.ArrowInvalid:  # it would lose digits
+                column = batch.column(place).cast(text)
+            batch = batch.set_column(place, field.name, column)
+    return batch
+
+
+def _without_nanoseconds(kind: Any, unit: str) -> Any:
+    """Returns a type of Arrow with nanoseconds replaced at any depth: by a unit, or by text (durations: by their number)."""
+    import pyarrow
+
+    if pyarrow.types.is_struct(kind):
+        return pyarrow.struct([one.with_type(_without_nanoseconds(one.type, unit)) for one in kind])
+    if pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
+        made = pyarrow.list_ if pyarrow.types.is_list(kind) else pyarrow.large_list
+        return made(kind.value_field.with_type(_without_nanoseconds(kind.value_type, unit)))
+    if getattr(kind, "unit", "") != "ns":
+        return kind
+    if pyarrow.types.is_timestamp(kind):
+        return pyarrow.timestamp(unit, kind.tz) if unit else pyarrow.string()
+    if pyarrow.types.is_time64(kind):
+        return pyarrow.time64(unit) if unit else pyarrow.string()
+    return pyarrow.duration(unit) if unit else pyarrow.int64()
 
 
 def _plain(where: str, value: Any) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import struct
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ import tokenizers
 from jaxrl_post import json_text
 from jaxrl_post.json_text import said, shown
 
+# A text is read alone, and threads of the library would make forks of the process unsafe.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _LARGEST = 1 << 28  # bytes of a tokenizer.json; those of 260,000 tokens have 3 << 23
 _BYTE = re.compile(rb"<0x([0-9A-F]{2})>")
 
@@ -75,7 +78,9 @@ class JsonTokenizer:
 
     def _encoded(self, text: str, special: bool) -> tokenizers.Encoding:
         with _Panics("the tokenizer fails on a text"):
-            encoded = self.model.encode(text, add_special_tokens=special)
+            (encoded,) = self.model.encode_batch(
+                [text], add_special_tokens=special
+            )  # lets other threads run, as encode does not
         unknown = getattr(self.model.model, "unk_token", None)
         if unknown is not None and unknown in encoded.tokens:
             start, end = encoded.offsets[encoded.tokens.index(unknown)]

@@ -31,6 +31,10 @@ _EARLY = re.compile(
 )
 
 
+# What the end of a run writes, and the file by which it is recognised. Anything else there would stop it, after all training.
+_EXPORTS = {"policy": "config.json", "reward_model": "config.json", "adapter": "adapter_config.json"}
+
+
 @dataclass(frozen=True)
 class Found:
     """The folder of a run. `new`: it was made just now. `disks`: where the processes of the job have it."""
@@ -190,6 +194,12 @@ def _there(path: Path, must_exist: bool) -> Found:
         raise ValueError(
             f"--resume: {path} is not the folder of a run: it holds {sorted(entries)[0]!r} and no config.json"
         )
+    for name, config in _EXPORTS.items():
+        if (path / name).exists() and not (path / name / config).is_file():
+            raise ValueError(
+                f"--resume: {path / name} is no model of this run: it has no {config}, and the end of the run writes there; "
+                "move it away"
+            )
     return Found(place=path, new=False)
 
 

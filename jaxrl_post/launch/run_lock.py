@@ -7,10 +7,12 @@ process while it is held. The kernel releases the lock with the process, so a ki
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import socket
+import stat
 import time
 from pathlib import Path
 from typing import TextIO
@@ -46,7 +48,7 @@ def hold(folder: Path, stack: contextlib.ExitStack, disks: Disks = ONE_DISK) -> 
 
 @contextlib.contextmanager
 def _held(folder: Path):
-    with open(folder / NAME, "a+", encoding="utf-8") as file:
+    with open(folder / NAME, "a+", encoding="utf-8", opener=_own) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         _write(file, json.dumps(about))
@@ -54,6 +56,20 @@ def _held(folder: Path):
             yield
         finally:
             _write(file, "")
+
+
+def _own(path: str, flags: int) -> int:
+    """Opens a file that nothing else names: what is written into a link would be lost to its target.
+
+    Raises:
+      OSError: it is a link, has a second name, or is no file.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.EEXIST, "it is no file of this folder alone; remove it", path)
+    return descriptor
 
 
 def _write(file: TextIO, text: str) -> None:

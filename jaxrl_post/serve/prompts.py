@@ -6,6 +6,7 @@ that of its prompt wherever it stands.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -74,9 +75,11 @@ class Reading:
                 "tools are not served: the server was started without --tool-calls=PARSER; leave tools out",
                 "tools",
             )
+        arguments = {**asked.arguments, TOOLS: list(asked.tools)}
+        self._check_length("messages", json.dumps([asked.messages, arguments], ensure_ascii=False))
         try:
-            arguments = {**asked.arguments, TOOLS: list(asked.tools)}
             text = self._chat.render(asked.messages, arguments=arguments, continues=asked.continues)
+            self._check_length("messages", text)
             return self._words.encode(text, special=False)
         except ValueError as error:
             raise Refusal(400, f"messages: {error}", "messages") from error
@@ -95,10 +98,15 @@ class Reading:
                 raise wrong(name, token, f"token ids from 0 to {last}", str(min(max(token, 0), last)))
         return Prompt.of_tokens(np.array(ids, np.int32))
 
+    def _check_length(self, name: str, text: str) -> None:
+        """Refuses a text before a template or the tokenizer reads it."""
+        if len(text) > self.longest:
+            raise Refusal(400, f"{name} has {len(text)} characters; at most {self.longest} are read", name)
+
     def _encoded(self, name: str, given: Any) -> list[int]:
         """Returns the ids of a text, or token ids as they are."""
-        if isinstance(given, str) and len(given) > self.longest:
-            raise Refusal(400, f"{name} has {len(given)} characters; at most {self.longest} are read", name)
+        if isinstance(given, str):
+            self._check_length(name, given)
         try:
             return self._words.encode(given) if isinstance(given, str) else list(given)
         except ValueError as error:

@@ -21,6 +21,7 @@ import rich.live
 import rich.progress
 import rich.table
 
+from jaxrl_post import json_text
 from jaxrl_post.types import Finish, Group
 
 _TIMED = ("timing_s/", "timing_per_token_ms/", "perf/", "memory/")
@@ -154,9 +155,22 @@ class Jsonl:
 
 
 def read(path: str | Path) -> list[dict]:
-    """Returns the rows of a metrics.jsonl. null becomes NaN again."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    return [{name: math.nan if value is None else value for name, value in json.loads(line).items()} for line in lines]
+    """Returns the rows of a metrics.jsonl. null becomes NaN again.
+
+    Raises:
+      ValueError: a line is no JSON object. The sentence names file and line.
+    """
+    rows = []
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
+        where = f"{path}, line {number}"
+        try:
+            row = json_text.parsed(line.decode("utf-8"), where)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{where}: is no UTF-8 text: {error.reason} at byte {error.start}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{where}: must hold a JSON object, got a {type(row).__name__}")
+        rows.append({name: math.nan if value is None else value for name, value in row.items()})
+    return rows
 
 
 class Called:

@@ -39,10 +39,7 @@ class RunLogs:
           ValueError: a line is no JSON.
         """
         file = self.mine / "metrics.jsonl"
-        try:
-            return metrics.read(file) if file.is_file() else []
-        except ValueError as error:
-            raise ValueError(f"{file} is damaged: {error}") from error
+        return metrics.read(file) if file.is_file() else []
 
     def steps(self, purpose: str) -> list[int]:
         """Returns the steps of logged training rounds ("train") or of logged evaluations ("eval"), in order."""

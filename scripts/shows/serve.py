@@ -5,11 +5,15 @@ by 64 clients at a time. Tokens, log-probs, texts and endings must be equal.
 
 Then an engine of 16 slots whose dispatches take at least 20 ms serves 64 clients, and is driven directly with as many requests
 at a time. Steps for each token and the wall time are compared, and every token. Clients are killed, and bad requests sent.
-At last mixed load runs for --minutes=10, while the memory of the server is watched.
+
+Hostile clients (scripts/hostile_clients.py) send bodies that take long to read, while /health is asked for, values that no
+engine may meet, and connections that say nothing or read nothing. Places must be free within a dispatch of the last token.
+At last mixed load runs for --minutes=10 with clients that are killed, while the memory of the server is watched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -19,14 +23,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 MINUTES = 14.0
-SOURCES = ("scripts/slow_engine.py", "scripts/http_clients.py", "scripts/bad_requests.py", "configs/demo_policy/*")
+SOURCES = ("scripts/slow_engine.py", "scripts/http_clients.py", "scripts/bad_requests.py", "scripts/hostile_clients.py")
+SOURCES += ("configs/demo_policy/*",)
 REQUESTS, CLIENTS = 200, 64
 LOAD = 1500  # requests of the comparison with the engine alone
-KILLS = 20
+KILLS, DROPPED = 20, 6  # clients that are killed: one at a time, and in each batch of mixed load
+SILENT, PLACES = 400, 272  # connections that say nothing; rollouts that run or wait at most
+HEALTH_S = 1.0  # until /health answers
 TOKEN = "of-the-show"
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 RAW = (b"", b"{", b"[1", b"\xff", b'{"prompt": "1"} x', b"null", b'{"prompt": NaN}')
@@ -40,10 +48,12 @@ def show(record) -> None:
         here = Path(folder)
         _policies(record, here)
         _bits(record, here)
+        _hostile(record, here)
         with _slow(record, here) as port:
             _against_the_engine(record, here, port)
             _kills(record, here, port)
             _bad(record, port)
+            _unread(record, here, port)
             _memory(record, port, minutes)
 
 
@@ -84,6 +94,11 @@ class _Process:
             self._process.stdout.close()
 
 
+def _chat(record, here: Path, *more: str) -> _Process:
+    command = ["-m", "jaxrl_post", "serve", f"--model={here / 'chat'}", "--port=0", f"--token={TOKEN}", *more]
+    return _Process(record, command, "serving")
+
+
 def _slow(record, here: Path) -> _Process:
     return _Process(record, ["scripts/slow_engine.py", "serve", str(here / "endless"), str(here / "events")], "serving")
 
@@ -95,8 +110,7 @@ def _bits(record, here: Path) -> None:
     import http_clients
     import openai
 
-    command = ["-m", "jaxrl_post", "serve", f"--model={here / 'chat'}", "--port=0", f"--token={TOKEN}"]
-    with _Process(record, command, "serving") as port:
+    with _chat(record, here) as port:
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=TOKEN, max_retries=0)
         work = [_call(client, port, kind, body) for kind, body in _mixed()]
         alone = [one() for one in work]
@@ -303,14 +317,84 @@ def _bad(record, port: int) -> None:
     record.figure("bad.without_one_sentence_of_4xx", wrong, equals=[])
 
 
+# ---- hostile clients
+
+
+def _hostile(record, here: Path) -> None:
+    """Long bodies, wild values and silent connections, each kind beside a client that asks for /health."""
+    import hostile_clients
+    import http_clients
+
+    with _chat(record, here, "--tool-calls=hermes") as port:
+        caller = http_clients.Caller(port, TOKEN)
+        slowest, wrong, bodies = 0.0, [], hostile_clients.bodies()
+        for name, path, data in bodies:
+            with hostile_clients.Health(port) as health:
+                status, _ = caller.ask("POST", path, data)
+            slowest = max(slowest, health.most_s)
+            wrong += [] if status in (400, 413) else [f"{name}: {status}"]
+            wrong += [] if health.most_s <= HEALTH_S else [f"{name}: /health took {health.most_s:.2f} s"]
+        with hostile_clients.Health(port) as health:
+            http_clients.together(8, [lambda one=one: _sent(port, *one[1:]) for one in bodies])
+        record.figure("hostile.bodies", len(bodies), at_least=20)
+        record.figure("hostile.bodies_not_refused_or_slow", wrong, equals=[])
+        record.figure("hostile.slowest_health_s", slowest, at_most=HEALTH_S)
+        record.figure("hostile.slowest_health_with_eight_at_once_s", health.most_s, at_most=HEALTH_S)
+        values = hostile_clients.values()
+        statuses = [caller.ask("POST", path, body)[0] for path, body in values]
+        record.figure("hostile.values", len(values), at_least=60)
+        record.figure("hostile.values_neither_refused_nor_sampled", len(set(statuses) - {200, 400}), equals=0)
+        record.figure("hostile.values_refused", statuses.count(400), at_least=50)
+        with hostile_clients.Health(port) as health, contextlib.ExitStack() as stack:
+            silent = [stack.enter_context(hostile_clients.opened(port)) for _ in range(SILENT)]
+            ended = [hostile_clients.closed_within(one, 40.0) for one in silent]
+        record.figure("hostile.silent_connections", len(silent), at_least=400)
+        record.figure("hostile.silent_connections_left_open", ended.count(False), equals=0)
+        record.figure("hostile.slowest_health_beside_silence_s", health.most_s, at_most=HEALTH_S)
+        record.figure("hostile.ended_threads", caller.metrics()["jaxrl_post_engine_restarts_total"], equals=0)
+        caller.close()
+
+
+def _sent(port: int, path: str, data: bytes) -> None:
+    import http_clients
+
+    caller = http_clients.Caller(port, TOKEN)
+    caller.ask("POST", path, data)
+    caller.close()
+
+
+def _unread(record, here: Path, port: int) -> None:
+    """A stream of all places that nobody reads: its places are free once the engine is done, and its deadline cuts it."""
+    import hostile_clients
+    import http_clients
+
+    caller, limit = http_clients.Caller(port, TOKEN), 30
+    body = {"prompt": [1, 2, 3], "max_tokens": 120, "n": PLACES, "stream": True, "timeout": limit}
+    data = json.dumps(body | {"logprobs": 0, "return_token_ids": True}).encode()
+    begun = time.monotonic()
+    with hostile_clients.opened(port, hostile_clients.request("/v1/completions", data, TOKEN), 4096) as one:
+        filled = hostile_clients.waited(lambda: caller.metrics()["jaxrl_post_pending"] > PLACES // 2, 30.0)
+        free = hostile_clients.waited(lambda: not caller.metrics()["jaxrl_post_pending"], limit)
+        dispatches = len(_times(here, "dispatch"))
+        status, _ = caller.ask("POST", "/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 1, "n": PLACES})
+        record.figure("unread.places_were_taken_and_are_free", filled and free, equals=True)
+        record.figure("unread.status_of_a_request_for_all_places", status, equals=200)
+        record.figure("unread.dispatches_before_they_were_free", dispatches)
+        hostile_clients.waited(lambda: time.monotonic() > begun + limit + 10, 60.0)  # it is not read before
+        ended = hostile_clients.closed_within(one, 10.0)
+    record.figure("unread.stream_is_cut_behind_its_deadline", ended, equals=True)
+    caller.close()
+
+
 # ---- memory
 
 
 def _memory(record, port: int, minutes: float) -> None:
     """Runs mixed load, and compares the memory of the last fifth with that of the second fifth."""
+    import hostile_clients
     import http_clients
 
-    caller, sizes, served = http_clients.Caller(port, TOKEN), [], 0
+    caller, sizes, served, dropped = http_clients.Caller(port, TOKEN), [], 0, 0
     end, dice = time.monotonic() + 60 * minutes, random.Random(4)
     begun = caller.metrics()["jaxrl_post_requests_total"]
     while time.monotonic() < end:
@@ -318,12 +402,21 @@ def _memory(record, port: int, minutes: float) -> None:
         for body in bodies:
             body |= {"seed": dice.randrange(1 << 40), "n": dice.choice((1, 1, 2))}
             body |= dice.choice(({}, {"stream": True}, {"stop": "12"}, {"timeout": 0.2, "stream": True}))
+        killed = [json.dumps(dice.choice(bodies) | {"max_tokens": 90, "n": 2}).encode() for _ in range(DROPPED)]
+        sent = [hostile_clients.request("/v1/completions", one, TOKEN) for one in killed]
+        goes = [threading.Thread(target=hostile_clients.dropped, args=(port, one, dice.random())) for one in sent]
+        for one in goes:
+            one.start()
         http_clients.posted(port, TOKEN, CLIENTS, "/v1/completions", bodies)
+        for one in goes:
+            one.join()
+        dropped += DROPPED
         for _, (case, _) in zip(range(5), _some_bad(dice)):
             caller.ask("POST", *case)
         counts = caller.metrics()
         sizes.append(counts["process_resident_memory_bytes"])
     served = counts["jaxrl_post_requests_total"] - begun
+    freed = hostile_clients.waited(lambda: not caller.metrics()["jaxrl_post_pending"], 10.0)
     caller.close()
     fifth = max(1, len(sizes) // 5)
     growth = statistics.mean(sizes[-fifth:]) - statistics.mean(sizes[fifth : 2 * fifth])
@@ -331,7 +424,10 @@ def _memory(record, port: int, minutes: float) -> None:
     record.figure("memory.requests", int(served), at_least=1000)
     record.figure("memory.resident_bytes", int(sizes[-1]))
     record.figure("memory.growth_bytes", int(growth), at_most=GROWTH)
-    record.figure("memory.pending_at_the_end", int(counts["jaxrl_post_pending"]), equals=0)
+    record.figure("memory.killed_clients", dropped, at_least=20)
+    record.figure("memory.clients_seen_to_leave", int(counts["jaxrl_post_left_total"]), at_least=20)
+    record.figure("memory.ended_threads", int(counts["jaxrl_post_engine_restarts_total"]), equals=0)
+    record.figure("memory.places_free_at_the_end", freed, equals=True)
 
 
 def _some_bad(dice: random.Random):

@@ -8,10 +8,14 @@ The SDK, at the version of docs/tinker.md, runs in an environment of its own bel
   same tokens, in another process.
 - small: every number of two clients, alone and at the same time.
 - killed: a client is killed while it trains. Its session ends, its runs are freed, and the others' bits are as before.
+- knowing: a client with a key of its own tries what it can with every name of another's, also after the server has begun anew.
+- values: what no engine may meet, beside a client that asks for /healthz.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import subprocess
@@ -26,7 +30,8 @@ from record import Missing
 
 MINUTES = 8.0
 SDK, PINS = "tinker==0.24.1", "constraints/tinker.txt"
-SOURCES = ("scripts/tinker_loops.py", "configs/demo_policy/*")
+SOURCES = ("scripts/tinker_loops.py", "scripts/hostile_clients.py", "configs/demo_policy/*")
+TRIES, HEALTH_S = 500, 1.0
 POLICY, KEY, IDLE_S, LIMIT_S = "configs/demo_policy", "tml-of-the-show", 30, 1200.0
 LEARNED = {
     "cross_entropy": ("sft", {}, {}),
@@ -62,6 +67,8 @@ def show(record) -> None:
         _scores(record, data, found["scored"])
         _refusals(record, found["refused"])
         _bits(record, sdk, problems, server)
+    with tempfile.TemporaryDirectory() as folder:
+        _hostile(record, Path(folder))
 
 
 def _learned(record, found: dict) -> None:
@@ -197,11 +204,123 @@ def _count(value) -> int:
     return sum(map(_count, value)) if isinstance(value, list) else 1
 
 
+# ---- hostile clients
+
+
+def _hostile(record, folder: Path) -> None:
+    """Two owners of keys. What one tries with the names of the other gets nothing, before and after a new start."""
+    import hostile_clients
+
+    (folder / "keys").write_text("alice tml-alice\nbob tml-bob\n")
+    tried = reached = 0
+    with _Server(record, folder, keys=True) as server:
+        alice, bob = _Raw(server.port, "tml-alice"), _Raw(server.port, "tml-bob")
+        known = alice.victim() | bob.thief()
+        before = alice.rollouts(known)
+        while tried < TRIES // 2:
+            outcomes = [hostile_clients.reached(bob.ask, *one) for one in hostile_clients.knowing(known)]
+            tried, reached = tried + len(outcomes), reached + sum(outcomes)
+        record.figure("knowing.rollouts_equal_afterwards", alice.rollouts(known) == before, equals=True)
+        _values(record, alice, server)
+    with _Server(record, folder, keys=True) as server:
+        alice, bob = _Raw(server.port, "tml-alice"), _Raw(server.port, "tml-bob")
+        known |= bob.thief()
+        while tried < TRIES:
+            outcomes = [hostile_clients.reached(bob.ask, *one) for one in hostile_clients.knowing(known)]
+            tried, reached = tried + len(outcomes), reached + sum(outcomes)
+        record.figure("knowing.rollouts_equal_after_a_restart", alice.rollouts(known) == before, equals=True)
+    stolen = [str(one) for one in folder.rglob("*stolen*")]
+    record.figure("knowing.tries", tried, at_least=TRIES)
+    record.figure("knowing.tries_that_got_anything", reached, equals=0)
+    record.figure("knowing.files_written", stolen, equals=[])
+
+
+def _values(record, client, server) -> None:
+    import hostile_clients
+
+    session = client.post("create_session")["session_id"]
+    sampler = client.post("create_sampling_session", session_id=session, base_model="demo_policy")[
+        "sampling_session_id"
+    ]
+    wrong, values = [], hostile_clients.tinker_values()
+    body = {"sampling_session_id": sampler, "prompt": {"chunks": [{"tokens": [3, 8, 11]}]}}
+    with hostile_clients.Health(server.port, "/api/v1/healthz") as health:
+        for changes in values:
+            status, told = client.ask("POST", "asample", body | changes)
+            if status != 400 and not (status == 200 and "error" not in client.result(told)):
+                wrong.append(f"{changes}: {status}")
+    record.figure("values.tried", len(values), at_least=60)
+    record.figure("values.neither_refused_nor_sampled", wrong, equals=[])
+    record.figure("values.ended_threads", server.said().count("Traceback"), equals=0)
+    record.figure("values.slowest_health_s", health.most_s, at_most=HEALTH_S)
+
+
+class _Raw:
+    """A client without the SDK."""
+
+    def __init__(self, port: int, key: str):
+        self._port, self._key = port, key
+
+    def ask(self, method: str, path: str, body=None):
+        """Returns status and value of a response."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
+        with contextlib.closing(connection):
+            data = None if body is None else json.dumps(body)
+            connection.request(method, f"/api/v1/{path}", data, {"X-API-Key": self._key})
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+
+    def post(self, path: str, /, **body):
+        """Returns the value of a good response."""
+        status, told = self.ask("POST", path, body)
+        if status != 200:
+            raise RuntimeError(f"{path}: {status} {told}")
+        return told
+
+    def result(self, told):
+        """Waits for the result of a request."""
+        while (found := self.ask("POST", "retrieve_future", {"request_id": told["request_id"]}))[0] == 408:
+            pass
+        return found[1]
+
+    def thief(self) -> dict:
+        """Begins a session and a run of its own."""
+        session = self.post("create_session")["session_id"]
+        run = self.result(
+            self.post("create_model", session_id=session, base_model="demo_policy", lora_config={"rank": 4})
+        )
+        return {"own_session": session, "own_run": run["model_id"]}
+
+    def victim(self) -> dict:
+        """Returns the names of a session, a run, its requests, its sampler and its saved weights."""
+        own = self.thief()
+        run, session, requests, paths = own["own_run"], own["own_session"], [], []
+        for what, name in (("save_weights", "state"), ("save_weights_for_sampler", "kept")):
+            told = self.post(what, model_id=run, path=name)
+            requests.append(told["request_id"])
+            paths.append(self.result(told)["path"])
+        sampler = self.post("create_sampling_session", session_id=session, model_path=paths[1])["sampling_session_id"]
+        names = {"session": session, "run": run, "sampler": sampler, "model": "demo_policy"}
+        return names | {"requests": requests, "paths": paths}
+
+    def rollouts(self, known: dict):
+        """Returns rollouts of the saved weights, by a session of its own."""
+        session = self.post("create_session")["session_id"]
+        sampler = self.post("create_sampling_session", session_id=session, model_path=known["paths"][1])
+        body = {"sampling_session_id": sampler["sampling_session_id"], "num_samples": 4}
+        asked = body | {
+            "prompt": {"chunks": [{"tokens": [3, 8, 11]}]},
+            "sampling_params": {"seed": 1, "max_tokens": 24},
+        }
+        return self.result(self.post("asample", **asked))
+
+
 class _Server:
     """A server of the demo policy, in a process that ends with the block."""
 
-    def __init__(self, record, folder: Path):
-        command = [sys.executable, "-m", "jaxrl_post", "tinker", f"--model={POLICY}", "--port=0", f"--key={KEY}"]
+    def __init__(self, record, folder: Path, keys: bool = False):
+        door = f"--keys={folder / 'keys'}" if keys else f"--key={KEY}"
+        command = [sys.executable, "-m", "jaxrl_post", "tinker", f"--model={POLICY}", "--port=0", door]
         command += [f"--folder={folder / 'saved'}", f"--idle={IDLE_S}", "--config.engine.max_length=128"]
         command += ["--config.engine.slots=32", "--config.engine.row_sizes=(32,64)"]
         env = {**os.environ, "PYTHONPATH": str(record.root), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
@@ -225,6 +344,10 @@ class _Server:
             self._process.wait(60)
         finally:
             self._process.kill()
+
+    def said(self) -> str:
+        """Returns what the server has printed."""
+        return self._said.read_text()
 
     def ended(self, count: int) -> int:
         """Waits until this many sessions have ended for want of a sign, and returns how many have."""

@@ -25,7 +25,7 @@ from jaxrl_post.serve.tinker import bodies
 from jaxrl_post.serve.tinker.service import Service
 
 ROOT = "/api/v1"
-LONGEST_BODY = 64 << 20  # bytes; a client sends at most 500,000 numbers at a time
+LONGEST_BODY, MOST_VALUES = 64 << 20, 1 << 20  # bytes, and numbers; a client sends at most 500,000 at a time
 WAIT_S = 30.0  # of a request for a result; the client's own limit is 45 s
 _OFF = (
     "parallel_fwdbwd_chunks",
@@ -91,7 +91,9 @@ class Endpoints:
         """Returns a body, and what is made of it; see bodies.read."""
         if "protobuf" in request.headers.get("content-type", ""):
             raise Refusal(415, "protobuf is not served; use the version of the SDK that docs/tinker.md names")
-        return await exchange.body(request, lambda value: bodies.read(form, value, self._service.limits), LONGEST_BODY)
+        return await exchange.body(
+            request, lambda value: bodies.read(form, value, self._service.limits), LONGEST_BODY, MOST_VALUES
+        )
 
     async def retrieve_future(self, request: Request) -> Response:
         """POST retrieve_future: the result, or 408 where it is not there yet, upon which clients ask again."""
