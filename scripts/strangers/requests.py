@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import shutil
 import socket
 import tempfile
@@ -329,4 +330,98 @@ def connections() -> Members:
     return Members(tried, tuple(wrong))
 
 
-KINDS = {"F27": neutral, "A01": values, "A02": knowing, "A03": unread, "A04": bodies, "A10": connections, "A11": hosts}
+# ---- A13: odd files, and words for a log
+
+GARBAGE = [b"\xff\xfe", b"{", b"[1]", b"null", b"NaN,", b"{'a': 1}", b"\x00\x00", b'{"a": 1}}', b'"text"', b"7"]
+WORDS = [
+    "\x1b[2J gone",
+    "\x1b]0;title\x07",
+    "a\rb",
+    "a\x08\x08b",
+    "\u202e txt",
+    "\x9b31m red",
+    "a\n\n\tb",
+    "\x00",
+    "a" * 5000,
+]
+
+
+def odd_files() -> Members:
+    """Odd files get one sentence that names them, and what they lead to is left as it was."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = [*_metrics(Path(folder)), *_locks(Path(folder)), *_settings(Path(folder)), *_words()]
+    return Members(len(found), tuple(one for one in found if one))
+
+
+def _sentence(call: Callable[[], Any], named: str) -> str:
+    """Returns what is wrong, or an empty text: the call must raise a ValueError of one line that names something."""
+    try:
+        call()
+    except ValueError as error:
+        said = str(error)
+        return "" if named in said and "\n" not in said and len(said) < 600 else f"{named}: {said[:100]}"
+    return f"{named}: nothing was refused"
+
+
+def _metrics(here: Path) -> Iterator[str]:
+    from jaxrl_post.telemetry import metrics
+
+    file = here / "metrics.jsonl"
+    for garbage in GARBAGE:
+        file.write_bytes(b'{"step": 1}\n' + garbage + b"\n")
+        yield _sentence(lambda: metrics.read(file), f"{file}, line 2")
+
+
+LOCKS: tuple[Callable[[Path, Path], Any], ...] = (
+    lambda lock, target: lock.symlink_to(target),
+    lambda lock, target: lock.hardlink_to(target),
+    lambda lock, target: lock.symlink_to(target.with_name("not there")),
+    lambda lock, target: lock.symlink_to("/dev/null"),
+    lambda lock, target: os.mkfifo(lock),
+    lambda lock, target: lock.mkdir(),
+)
+
+
+def _locks(here: Path) -> Iterator[str]:
+    from jaxrl_post.launch import run_lock
+
+    precious = here / "precious"
+    precious.write_text("all of it")
+    for number, make in enumerate(LOCKS):
+        run = here / f"run{number}"
+        run.mkdir()
+        make(run / run_lock.NAME, precious)
+        with contextlib.ExitStack() as stack:
+            yield _sentence(lambda run=run, stack=stack: run_lock.hold(run, stack), str(run / run_lock.NAME))
+    same = precious.read_text() == "all of it" and not (here / "not there").exists()
+    yield "" if same else "the target of a link was changed"
+
+
+def _settings(here: Path) -> Iterator[str]:
+    from jaxrl_post import json_text
+
+    os.mkfifo(here / "pipe")
+    for number, target in enumerate((here / "pipe", "/dev/zero", "/dev/urandom", "/dev/full", here, "/dev/ptmx")):
+        link = here / f"config-{number}.json"
+        link.symlink_to(target)
+        yield _sentence(lambda link=link: json_text.read(link, str(link)), str(link))
+
+
+def _words() -> Iterator[str]:
+    from jaxrl_post.serve.agents import app
+
+    for words in WORDS:
+        said = app._plain_words(words)
+        yield "" if said.isprintable() and len(said) <= 200 else f"{words!r} is told as {said!r}"
+
+
+KINDS = {
+    "F27": neutral,
+    "A01": values,
+    "A02": knowing,
+    "A03": unread,
+    "A04": bodies,
+    "A10": connections,
+    "A11": hosts,
+    "A13": odd_files,
+}
