@@ -119,6 +119,7 @@ _NEUTRAL_IN_CHAT: dict[str, tuple[Any, str]] = {
     "functions": ([], "tools are served in the field tools"),
     "function_call": ("none", "tools are served in the field tools"),
     "prediction": (None, _ALONE),
+    "best_of": (1, "every sample is returned"),
     "reasoning_effort": (None, _TEMPLATE),
     "top_logprobs": (0, _LIKELIEST),
     "parallel_tool_calls": (True, "the policy decides how many calls it writes"),

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 POLICY, TOKEN = ROOT / "configs" / "demo_policy", "of-the-show"
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 ENGINE = {"engine__slots": 8, "engine__row_sizes": (32,), "engine__max_length": 64, "engine__steps_per_dispatch": 4}
+ENGINE |= {"sampling__max_tokens": 24}
 
 
 @contextlib.contextmanager
@@ -235,7 +236,7 @@ def unread() -> Members:
 
 
 def bodies() -> Members:
-    """Bodies that take long to read are refused, and /health answers meanwhile."""
+    """Bodies that take long to read are refused, and /health responds meanwhile."""
     wrong, every = [], hostile_clients.bodies()
     with _served() as (_, port):
         ask = _asking(port, Authorization=f"Bearer {TOKEN}")
@@ -305,7 +306,7 @@ STARTS += [start + b"x" for start in STARTS[3:]]
 
 
 def connections() -> Members:
-    """Connections without a whole head end after HEAD_S, heads without an end are refused, and /health answers meanwhile."""
+    """Connections without a whole head end after HEAD_S, heads without an end are refused, and /health responds meanwhile."""
     from jaxrl_post.serve import http_server
 
     wrong, tried = [], 0
