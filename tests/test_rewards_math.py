@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -165,7 +166,7 @@ def test_math_prefers_the_most_explicit_form():
     assert math.answer(r"\boxed{1 \boxed{2} then #### 3") == "2"
     assert math.answer("#### 3\nthe answer is 4") == "3"
     assert math.answer("The answer is (1, 2).\n7") == "(1, 2)"
-    assert math.answer("Answer: Monday\n7") == "Monday" and math.answer("The answer is 3 of 7 cats.") == "7"
+    assert math.answer("Answer: Monday\n7") == "Monday" and math.answer("The answer is 3 of 7 cats.") == "3"
     assert math.answer("nothing") is None
 
 
@@ -206,6 +207,56 @@ def test_math_prefers_the_most_explicit_form():
 )
 def test_math_reads_the_last_expression_not_its_last_operand(text, read):
     assert math.answer(text) == read
+
+
+def test_answers_get_their_labels():
+    """Labels of 684 answers were written before the rules: scripts/tables/math_answers.jsonl."""
+    file = Path(__file__).parents[1] / "scripts" / "tables" / "math_answers.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    scores = [getattr(math, row.get("function", "math"))("", row["text"], row["truth"], {}) for row in rows]
+    assert [row for row, score in zip(rows, scores, strict=True) if score != row["right"]] == []
+
+
+@pytest.mark.parametrize(
+    "text, read",
+    [
+        ("The answer is 5, not 7.", "5"),
+        ("The answer is not 5 but 7.", "7"),
+        ("The answer is 3 hours 20 minutes.", "3 hours 20 minutes"),
+        ("The answer is $x = 2$ or $x = -5$.", "x = 2, x = -5"),
+        ("The answer is 18. No, that is wrong, it is 21.", "21"),
+        ("答案：73。检查第 2 步", "73"),
+        (r"\boxed{3} then \boxed{", ""),
+        (r"\boxed{} and \boxed{4} and \boxed", "4"),
+        ("#### Step 3: compute\nThe answer is **12**.", "12"),
+        ("I take (D)? No number, but $a+b$.", "a+b"),
+    ],
+)
+def test_where_the_result_stands(text, read):
+    assert math.answer(text) == read
+
+
+def test_truths_are_texts_numbers_or_alternatives():
+    for truth in (42, 42.0, [41, "42"], ["84/2"], '["41", "42"]', "[42]", "so\n#### 42"):
+        assert math.math("", r"\boxed{42}", truth, {}) == 1.0, truth
+    for truth in ([], ["4", "2"], "[4, 2]", 4.2, "[[42]]"):
+        assert math.math("", r"\boxed{42}", truth, {}) == 0.0, truth
+    assert math.exact("", "42", 42.0, {}) == math.strict("", "#### 42", ["41", 42], {}) == 1.0
+    with pytest.raises(TypeError, match="is a dict: math graders take a text, a number, or a list of alternatives"):
+        math.math("", r"\boxed{42}", {"target": 42}, {})
+
+
+@pytest.mark.parametrize("text, truth", [("#### 42\n" + "." * 300, "42"), ("#### $1,080", "1080"), ("#### +5", "5")])
+def test_strict_misses_what_verls_rule_misses(text, truth):
+    assert math.strict("", text, truth, {}) == 0.0 and math.math("", text, truth, {}) == 1.0
+
+
+def test_a_think_tag_that_the_template_opens_counts():
+    said = "two and two\n</think>\n<answer>4</answer>"
+    for end, score in (("<think>\n", 1.0), ("<think>", 1.0), ("", 0.0), ("<think> </think>", 0.0)):
+        assert form.thinking("", said, "", {"rollout": {"prompt_end": end}}) == score
+        assert form.thinking("", "<think>" + said, "", {"rollout": {"prompt_end": end}}) == 1.0 - score
+    assert form.thinking("", said, "", {}) == 0.0
 
 
 def test_an_operand_is_no_answer():
@@ -250,7 +301,16 @@ def test_gsm8k_model_answers_score_as_their_authors_labelled_them(data_dir):
 )
 def test_degenerate_texts_are_wrong_and_quick(text):
     begun = time.process_time()
-    for scorer in (math.exact, math.strict, math.flexible, math.boxed, math.rules, form.thinking, form.hashes):
+    for scorer in (
+        math.exact,
+        math.strict,
+        math.flexible,
+        math.boxed,
+        math.rules,
+        math.math,
+        form.thinking,
+        form.hashes,
+    ):
         assert scorer("", text, "5", {}) == 0.0
     form.boxed("", text, "5", {})
     assert time.process_time() - begun < 1.0

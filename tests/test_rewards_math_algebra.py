@@ -1,9 +1,8 @@
-"""math-verify where it is installed, what it is not asked, and how a run says which grader it uses."""
+"""math-verify, what it is not asked, and how a run says which grader it uses."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import time
 
 import pytest
@@ -14,48 +13,20 @@ from jaxrl_post.rewards import math, math_algebra, math_values, worker
 MATH = "jaxrl_post.rewards.math:math"
 
 
-@pytest.fixture
-def fresh():
-    for cached in (math_algebra.grader, math_algebra.expressions):
-        cached.cache_clear()
-    yield
-    for cached in (math_algebra.grader, math_algebra.expressions):
-        cached.cache_clear()
-
-
-def installed(monkeypatch, version):
-    def of(name):
-        if version is None:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return version if name == "math-verify" else "1.14.0"
-
-    monkeypatch.setattr(importlib.metadata, "version", of)
-
-
-@pytest.mark.parametrize(
-    "version, said",
-    [
-        (None, "own rules (math-verify is not installed)"),
-        ("0.8.0", "own rules (math-verify 0.8.0 is installed, 0.9.x is used)"),
-        ("0.9.3", "math-verify 0.9.3 (sympy 1.14.0)"),
-    ],
-)
-def test_the_grader_has_a_name(monkeypatch, fresh, version, said):
-    installed(monkeypatch, version)
+def test_the_grader_has_a_name():
+    versions = {name: importlib.metadata.version(name) for name in ("math-verify", "sympy")}
+    said = f"math-verify {versions['math-verify']} (sympy {versions['sympy']})"
     assert math_algebra.graders((MATH, "jaxrl_post.rewards.math:strict")) == {MATH: said}
-    if version != "0.9.3":
-        assert math_algebra.expressions() is None and math.math("", "2+2", "4", {}) == 0.0
 
 
-def test_an_installed_grader_that_cannot_be_imported_is_said(monkeypatch, fresh):
-    """When the function is loaded, not at the first answer; and the other grader is not taken instead."""
-    installed(monkeypatch, "0.9.0")
+def test_math_verify_is_imported_when_the_function_is_loaded(monkeypatch):
+    """Not at the first answer. Where it cannot be imported, no other grader is taken instead."""
 
     def broken():
         raise ImportError("no antlr4")
 
     monkeypatch.setattr(math_algebra, "_library", broken)
-    with pytest.raises(ImportError, match=r"math-verify 0.9.0 .* cannot be imported: no antlr4; install it with"):
+    with pytest.raises(ImportError, match="no antlr4"):
         worker.load(MATH)
     assert worker.load("jaxrl_post.rewards.math:rules").signature == "verl"
 
@@ -92,8 +63,6 @@ def test_what_math_verify_is_not_asked(monkeypatch, text):
     assert not math_algebra.equal("5", text) and not math_algebra.equal(text, "5")
 
 
-needed = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs the extra `math`")
-
 EQUAL = [
     ("4", "2+2"),
     ("12", "29-(53-2)/3"),
@@ -106,6 +75,11 @@ EQUAL = [
     (r"(x+1,\sqrt8)", r"(1+x, 2\sqrt2)"),
     (r"\frac{x}{2}", r"\frac{1}{2}x"),
     (r"\{\sqrt{8},1\}", r"\{1,2\sqrt{2}\}"),
+    ("x>0", r"(0,\infty)"),
+    (r"(-\infty,1)\cup(2,\infty)", r"x<1 \text{ or } x>2"),
+    (r"\pm 2", "-2, 2"),
+    (r"2+\sqrt{3},2-\sqrt{3}", r"2\pm\sqrt{3}"),
+    (r"\mathbb{R}", r"(-\infty,\infty)"),
 ]
 UNEQUAL = [
     ("3", "29-(53-2)/3"),
@@ -119,17 +93,18 @@ UNEQUAL = [
     ("5", "5x"),
     ("5", "x>5"),
     ("5", "5 or 6"),
+    (r"(-\infty,1)\cup(2,\infty)", r"\tan x>\cos x"),  # is not solved: it would take minutes
+    (r"(-\infty,1)", "|x-|x-|x-1|||<3"),
+    ("x=2, y=3", "x=3, y=2"),
 ]
 
 
-@needed
 @pytest.mark.extended
 @pytest.mark.parametrize("gold, given, equal", [(*pair, True) for pair in EQUAL] + [(*pair, False) for pair in UNEQUAL])
 def test_expressions_by_math_verify(gold, given, equal):
     assert math_values.same(given, gold, math_algebra.equal) == equal
 
 
-@needed
 @pytest.mark.extended
 def test_math_verify_needs_no_signals_and_ends():
     """In a thread, where its own time limits would raise; and within seconds on texts that grow."""

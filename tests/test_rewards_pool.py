@@ -58,6 +58,7 @@ def named(data_source, solution_str, ground_truth, extra_info=None, **more):
     return {"score": size, "acc": solution_str == ground_truth, "half": size / 2, "pred": "text"}
 
 def told(extra_info, ground_truth, solution_str, data_source):
+    assert extra_info["rollout"]["prompt_end"] == "asked", extra_info
     assert data_source == "src" and ground_truth == "gold" and extra_info["k"] == [1, 2], (data_source, extra_info)
     return extra_info["rollout"]["tokens"] + (extra_info["rollout"]["finish"] == "eos") / 2
 
@@ -140,7 +141,7 @@ def deep(data_source, solution_str, ground_truth, extra_info):
 def inner(text):
     return {"a": 1.0}[text]
 """
-TEXTS: list[str] = []
+TEXTS: list[str] = ["", "asked"]  # 1 is the token of every prompt
 
 
 @pytest.fixture

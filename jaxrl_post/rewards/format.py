@@ -22,8 +22,12 @@ _HASHES = re.compile(r"#### -?[0-9][0-9.,]*\s*$")
 
 @needs_no_truth
 def thinking(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
-    """Returns 1.0 if the text is <think>...</think><answer>...</answer>, each tag once (arXiv 2501.12948, table 1)."""
-    return matches(_THINKING, solution_str)
+    """Returns 1.0 if the text is <think>...</think><answer>...</answer>, each tag once (arXiv 2501.12948, table 1).
+
+    A <think> with which the prompt ends, because its template opens it, counts as the text's first tag.
+    """
+    end = extra_info.get("rollout", {}).get("prompt_end", "").rstrip()
+    return matches(_THINKING, ("<think>" if end.endswith("<think>") else "") + solution_str)
 
 
 @needs_no_truth

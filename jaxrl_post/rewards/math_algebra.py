@@ -1,10 +1,10 @@
-r"""Equality of expressions by math-verify, where it is installed: x+1 is 1+x, and \sqrt{8} is 2\sqrt{2}.
+r"""Equality of expressions by math-verify: x+1 is 1+x, \sqrt{8} is 2\sqrt{2}, (0,\infty) is x>0, \pm 2 is 2,-2.
 
-It is the extra `math`: pip install 'jaxrl_post[math]'. Without it the rules of rewards/math_values.py decide alone.
-
-- math-verify compares single expressions. Its reading of a whole text is not used: it takes "5 \text{ thousand}" for 5.
-- Its time limits are off, because they use signals and do not always fire. The pool's deadline bounds a call.
-- Expressions that can take it for ever, such as 9^{9^{9}}, are refused by their text. They are equal to nothing.
+- math-verify gets the result that rewards/math_reading.py found, not the whole text: its own search for the result takes
+  "73" in "answer is 18. Check: 73" and reads no Chinese.
+- What it misreads is not given to it: number words ("5 \text{ thousand}" would be 5) and exponents (1.5e3 would be 1.5e*3).
+- Its time limits are off: they use signals, which threads do not have. The pool's deadline bounds a call.
+- Expressions that can take it for ever, such as 9^{9^{9}} or \tan x > \cos x, are refused. They are equal to nothing.
 - Expressions with different values at a few points are unequal. Only others are simplified, which may take very long.
 - Random numbers of sympy are seeded for each call, so a verdict depends on the two texts alone.
 """
@@ -15,30 +15,25 @@ import functools
 import importlib.metadata
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-_PACKAGE, _SERIES = "math-verify", "0.9."
-OWN = "own rules"
 _CHOOSES = "jaxrl_post.rewards.math:math"
 _LONGEST = 200  # characters of an expression
 _DIGITS = 30  # of one number
 _LARGEST_POWER = 64
 _LARGEST_FACTORIAL = 100
+_LARGEST_DEGREE = 3  # of inequalities that are solved
 _POINTS, _NEAR = (37, 53, 89), 1e-9  # numerators over 61, and a relative distance
-_FUNCTIONS = {"sqrt", "sin", "cos", "tan", "log", "exp", "frac", "left", "right", "cdot", "times", "infty"}
+_FUNCTIONS = {"sqrt", "sin", "cos", "tan", "log", "exp", "frac", "left", "right", "cdot", "times", "infty", "and"}
+_BOTH = re.compile(r"\\pm\b")
 _POWERS = re.compile(r"\^\s*\{?\s*\(?\s*[-+]?(\d*)")
 
 
 @functools.cache
 def grader() -> str:
-    """Returns what `rewards.math:math` compares expressions with: math-verify and its version, or this project's rules."""
-    try:
-        version = importlib.metadata.version(_PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        return f"{OWN} ({_PACKAGE} is not installed)"
-    if not version.startswith(_SERIES):
-        return f"{OWN} ({_PACKAGE} {version} is installed, {_SERIES}x is used)"
-    return f"{_PACKAGE} {version} (sympy {importlib.metadata.version('sympy')})"
+    """Returns what `rewards.math:math` compares expressions with: math-verify, sympy, and their versions."""
+    versions = {name: importlib.metadata.version(name) for name in ("math-verify", "sympy")}
+    return f"math-verify {versions['math-verify']} (sympy {versions['sympy']})"
 
 
 def graders(functions: Sequence[str]) -> dict[str, str]:
@@ -46,35 +41,69 @@ def graders(functions: Sequence[str]) -> dict[str, str]:
     return {path: grader() for path in functions if path == _CHOOSES}
 
 
-@functools.cache
-def expressions() -> Callable[[str, str], bool] | None:
-    """Returns `equal`, or None where the own rules decide alone. It imports math-verify, which takes about a second.
-
-    Raises:
-      ImportError: math-verify is installed and cannot be imported.
-    """
-    if grader().startswith(OWN):
-        return None
-    try:
-        _library()
-    except ImportError as error:
-        raise ImportError(
-            f"{grader()} is installed and cannot be imported: {error}; install it with pip install 'jaxrl_post[math]', "
-            "or uninstall it"
-        ) from error
-    return equal
+def prepare() -> None:
+    """Imports math-verify, which takes about a second."""
+    _library()
 
 
 def equal(gold: str, given: str) -> bool:
     """Returns whether math-verify finds two expressions equal. Order matters to it: the truth is first."""
+    gold, given = (_written(text) for text in (gold, given))
     if not (_readable(gold) and _readable(given)):
         return False
     parse, verify, seed = _library()
     seed(0)
-    truth, found = (parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in (gold, given))
-    if not truth or not found or _differ(truth[0], found[0]):
+    truth, found = (_joined(text, parse(rf"\boxed{{{text}}}", parsing_timeout=None)) for text in (gold, given))
+    if not truth or not found or not _comparable(truth[0], found[0]) or _differ(truth[0], found[0]):
         return False
-    return bool(verify(truth, found, timeout_seconds=None))
+    return bool(verify(truth, found, allow_set_relation_comp=True, timeout_seconds=None))
+
+
+def _written(text: str) -> str:
+    r"""Returns an expression without what math-verify misreads: exponents (1.5e3), roman text that is no "and" or "or"."""
+    text = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?!\w)", r"\1 \\cdot 10^{\2}", text)
+    if len(_BOTH.findall(text)) == 1 and "," not in text:
+        text = f"{_BOTH.sub('+', text)}, {_BOTH.sub('-', text)}"
+    text = text.replace(r"\varnothing", r"\emptyset").replace("$", " ")
+    return re.sub(r"\\(?:text|mathrm)\s*\{\s*(and|or)\s*\}", r" \1 ", text)
+
+
+def _joined(text: str, parsed: list) -> list:
+    """Returns what was parsed, with "x<1 or x>2" as one set."""
+    from sympy import And, FiniteSet, Union
+    from sympy.core.relational import Equality, Relational
+
+    one = parsed[0] if parsed else None
+    ranges = isinstance(one, FiniteSet) and all(isinstance(part, Relational | And) for part in one.args)
+    if not ranges or not re.search(r"\bor\b", text) or one.atoms(Equality) or not _solvable(one):
+        return parsed
+    return [Union(*(part.as_set() for part in one.args))]
+
+
+def _solvable(ranges) -> bool:
+    """Returns whether inequalities of one variable are of low degree. sympy may solve others for ever."""
+    from sympy import Expr
+    from sympy.core.relational import Equality, Relational
+
+    parts = [one for one in ranges.atoms(Relational) if not isinstance(one, Equality)]
+    if len(ranges.free_symbols) != 1 or not all(isinstance(side, Expr) for one in parts for side in one.args):
+        return False
+    sides = [(one.lhs - one.rhs).as_poly(*ranges.free_symbols) for one in parts]
+    return all(side is not None and side.degree() <= _LARGEST_DEGREE for side in sides)
+
+
+def _comparable(gold, given) -> bool:
+    """Returns whether a pair may be equal, and is compared soon. A set equals no number, and only simple inequalities."""
+    from sympy import Expr, FiniteSet, Set
+    from sympy.core.relational import Equality, Relational
+    from sympy.logic.boolalg import Boolean
+
+    for one, other in ((gold, given), (given, gold)):
+        if isinstance(one, Set) and isinstance(other, Expr):
+            return isinstance(one, FiniteSet) and len(one) == 1
+        if isinstance(one, Set) and isinstance(other, Boolean | Relational) and not isinstance(other, Equality):
+            return _solvable(other)
+    return True
 
 
 def _differ(gold, given) -> bool:
@@ -111,7 +140,7 @@ def _readable(text: str) -> bool:
         0 < len(text) <= _LONGEST
         and not set(words) - _FUNCTIONS
         and all(len(run) <= _DIGITS for run in digits)
-        and (r"\infty" not in text or text.strip("+- ") == r"\infty")
+        and not re.search(r"\\infty\s*\}?\s*\^|\^\s*\{?[^{}]*\\infty", text)
         and _small_powers(text)
     )
 

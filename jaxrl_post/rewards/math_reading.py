@@ -1,207 +1,175 @@
-r"""Finds the result in a text: the last box, the last number, the last expression.
+r"""Finds the result in a text: in the last box, behind the last "####", behind "answer is", or else the last number.
 
-An expression is the longest run of numbers, letters, operators, brackets and LaTeX around a text's last number. It begins
-after the last "=". So the last expression of "so 29-(53-2)/3" is all of it, not the operand 3. That of "3 + 4 = 7 apples"
-is 7. Number words belong to it: "5 thousand". Units do not.
-
-No input can hang: the last 20,000 characters are read, and an expression is sought in 1,000 characters of one line.
+- Markdown's signs of emphasis around a result do not count. A heading "#### Step 3" above further text is no result.
+- Behind "answer is" the first expression counts, unless a later sentence takes it back: "No, it is 21."
+- A last box that never closes hides every earlier one. Boxes without a result do not count.
+- No input can hang: the last 20,000 characters are read, and an expression is sought in 1,000 characters of one line.
 """
 
 from __future__ import annotations
 
 import re
 
-from jaxrl_post.rewards.math_units import is_number_word
+from jaxrl_post.rewards.math_expressions import SEPARATOR, first_expression, last_expression
+from jaxrl_post.rewards.math_letters import plain
 
 _TAIL = 20_000  # characters of a text that are read
-_LINE = 1_000  # characters of a line in which an expression is sought
+_FORMULAS = 1_000  # of them, those in which a last formula is sought
 _NUMBER = re.compile(
-    r"(?<![\w.])[-+]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+(?:\.\d+)?(?!\d))?"
-    r"|(?<![\w.])[-+]?\$?\.\d+"
+    r"(?<![\w.])[-+]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+(?:\.\d+)?(?!\d)|[eE][-+]?\d{1,3}(?!\w))?"
+    r"|(?<![\w.])[-+]?\$?\.\d+",
+    re.ASCII,
 )
 _LOOSE = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
-_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|\\,|\\!,|,\\!)(?=\d{3}(?!\d))")  # between thousands
 
-_TOKEN = re.compile(
-    r"(?P<tag></?[A-Za-z]+>|<<|>>|[-=]>|\\[\[\]()])"
-    r"|(?P<number>\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)"
-    r"|(?P<space>\s+|\\[,;:! ])"
-    r"|(?P<command>\\[A-Za-z]+)"
-    r"|(?P<word>[A-Za-z]{2,})"
-    r"|(?P<operator>\*\*|[-+*/^_×÷·−<>≤≥≠]|:(?=\d)|(?<=\d\s)[xX](?=\s\d))"
-    r"|(?P<letter>[A-Za-zπ√∞])"
-    r"|(?P<post>\\?%|!|°|²|³)"
-    r"|(?P<open>\\?\{|[(\[])|(?P<close>\\?\}|[)\]])"
-    r"|(?P<currency>\\?\$|[€£])"
-    r"|(?P<other>.)",
-    re.DOTALL,
+_BARE_BOX = re.compile(r"[-+]?(?:\d[^\s$]*|\\[A-Za-z]+[^\s$]*|[B-Zb-z](?![A-Za-z]))")  # \boxed 5
+_EMPHASIS = re.compile(r"(?<![\w)}])\*\*|\*\*(?![\w({\\])|(?<!\w)__|__(?!\w)|~~[^~\n]*~~|`|</?(?:b|i|strong|em)>")
+_SINGLE = re.compile(r"(?<![\w*)}])\*([^\s*][^*\n]*)(?<!\s)\*(?![\w*({\\])")
+_SAID = re.compile(
+    r"\b(?:answer|correct (?:option|choice))(?: is|:)|选(?:择|项)?\s*:?\s*(?=(?-i:\(?[A-H]\b))"
+    r"|(?:答案|答え|答|정답|답)\s*(?:应该|應該)?\s*(?:是|为|為|は|은|:)\s*:?",
+    re.IGNORECASE,
 )
-_HALF = re.compile(r"\s+and\s+(?:a|one|two|three)\s+(?:half|third|quarter|fourth|fifth)s?\b", re.IGNORECASE)
-_FUNCTIONS = {"sqrt", "sin", "cos", "tan", "log", "ln", "exp", "pi"}
-_BINARY = {"plus", "minus", "times", "over", "divided", "multiplied", "mod", "modulo"}
-_RELATIONS = {r"\approx", r"\equiv", r"\implies", r"\to", r"\Rightarrow", r"\rightarrow", r"\boxed", r"\fbox"}
-_JOINERS = {r"\cdot", r"\times", r"\div", r"\pm", r"\le", r"\leq", r"\ge", r"\geq", r"\neq", r"\ne", r"\pmod", r"\bmod"}
+_GAP = re.compile(r"[:\s]*(?:\n\s*(?:[-*>]\s+)?)?")
+_TAKEN_BACK = re.compile(
+    r"(?:^|[.!?\n])\s*(?:no|wait|actually|correction|sorry|oops)\b[^\n]{0,200}?"
+    r"\b(?:should be|must be|it is|it's|rather|instead)\b:?(?=[^\n]{0,40}\d)",
+    re.IGNORECASE,
+)
+_MATH = r"(?:\$\$(?P<a{0}>.+?)\$\$|\\\[(?P<b{0}>.+?)\\\]|\\\((?P<c{0}>.+?)\\\)|(?<![\\\d])\$(?P<d{0}>[^$\n]+)\$(?!\d))"
+_FORMULA = re.compile(_MATH.format(0), re.DOTALL)
+_MORE = re.compile(r"\s*(?:,\s*(?:and\b|or\b)?|;|\band\b|\bor\b)\s*" + _MATH.format(0), re.DOTALL)
+_CHOICE = re.compile(
+    r"(?:the\s+)?(?:(?:option|choice|letter)\s+)?(?:\(([A-Z])\)(?=\W|$)|([A-Z])(?=[.):,;]|\s*$|\s+(?:because|since|as|which|\()))",
+    re.IGNORECASE,
+)
+_OTHER_CHOICE = re.compile(r"\s*(?:,\s*(?:and|or)?|/|or\b|and\b|&)\s*\(?[A-Z]\b(?![a-z])")
+_RESULT_HEADING = re.compile(r"(?:(?:the|my)\s+)?(?:final\s+)?(?:answer|result|solution)\W*", re.IGNORECASE)
 
 
 def last_number(text: str) -> str | None:
     """Returns the last number of `text` as written, or None."""
-    tail = _SEPARATOR.sub(",", text[-_TAIL:])
+    tail = SEPARATOR.sub(",", plain(text[-_TAIL:]))
     found = _NUMBER.findall(tail) or _LOOSE.findall(tail)
     return found[-1] if found else None
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Returns the content of the last \boxed or \fbox whose braces balance ("\boxed 5" gives "5"), or None."""
+    r"""Returns the content of the last \boxed or \fbox that has one ("\boxed 5" has "5"), or None.
+
+    It is "" where the last such command opens a brace that never closes: its text was cut off, and no box before it counts.
+    """
     tail = text[-_TAIL:]
     closing = _pairs(tail)
-    for match in reversed(list(re.finditer(r"\\(?:boxed|fbox)\s*", tail))):
+    for match in reversed(list(re.finditer(r"\\(?:boxed|fbox)(?![A-Za-z])\s*", tail))):
         start = match.end()
         if tail[start : start + 1] != "{":
-            return re.match(r"[^\s$.,]*", tail[start:]).group()
-        if start in closing:
-            return tail[start + 1 : closing[start]]
+            bare = _BARE_BOX.match(tail, start)
+            if bare:
+                return bare.group().rstrip(".,")
+        elif start not in closing:
+            return ""
+        elif content := tail[start + 1 : closing[start]].strip():
+            return content
     return None
 
 
-def last_expression(text: str) -> str | None:
-    """Returns the expression around the last number of `text`, or None where `text` has no number."""
-    tail = _SEPARATOR.sub(",", text[-_TAIL:])
-    digits = [match.end() for match in re.finditer(r"\d", tail)][-1:]
-    if not digits:
+def readings(solution: str) -> list[str]:
+    """Returns what a solution may mean by its result: more than one where words stand around it, none without one."""
+    text = plain(solution[-_TAIL:])
+    found = last_boxed(text)
+    if found is not None:
+        return [found, *_labelled(found)]
+    text = _unmarked(text)
+    if "####" in text:
+        line, _, below = text.rpartition("####")[2].strip().partition("\n")
+        return _after_hashes(line.strip(), below)
+    return _of_text(text)
+
+
+def _of_text(text: str) -> list[str]:
+    said = list(_SAID.finditer(text))
+    if not said:
+        last, formula = last_expression(text), _last_formula(text)
+        found = [formula] if formula else []
+        return (found if last is None else [*found, last]) or _choice(text.strip())
+    rest = text[said[-1].end() :]
+    back = list(_TAKEN_BACK.finditer(rest))
+    return _clause(rest[back[-1].end() :] if back else rest)
+
+
+def _last_formula(text: str) -> str | None:
+    """Returns the last formula between LaTeX's signs, if no number stands behind it."""
+    formulas = list(_FORMULA.finditer(text[-_FORMULAS:]))
+    if not formulas or re.search(r"\d", text[-_FORMULAS:][formulas[-1].end() :]):
         return None
-    start = max(tail.rfind("\n", 0, digits[0]) + 1, digits[0] - _LINE)
-    end = tail.find("\n", digits[0])
-    line = tail[start : min(len(tail) if end < 0 else end, digits[0] + _LINE)]
-    tokens = [_Token(match) for match in _TOKEN.finditer(line)]
-    first, last = _reach(tokens, max(i for i, token in enumerate(tokens) if token.kind == "number"))
-    half = _HALF.match(line, tokens[last].end)
-    return _bare(line[tokens[first].start : half.end() if half else tokens[last].end])
+    return _inside(formulas[-1])
 
 
-class _Token:
-    """A piece of a line. `kind`: what it may do in an expression."""
-
-    __slots__ = ("end", "kind", "start", "text")
-
-    def __init__(self, match: re.Match):
-        self.kind, self.text, (self.start, self.end) = match.lastgroup, match.group(), match.span()
-        if self.kind == "word":
-            name = self.text.lower()
-            self.kind = "letter" if name in _FUNCTIONS else "operator" if name in _BINARY else "word"
-            if self.kind == "word" and is_number_word(name):
-                self.kind = "number word"
-        elif self.text in _JOINERS:
-            self.kind = "operator"
-        elif self.text in _RELATIONS:
-            self.kind = "other"
+def _after_hashes(line: str, below: str) -> list[str]:
+    if _RESULT_HEADING.fullmatch(line) or (
+        below.strip() and re.match(r"[A-Za-z]{2,}.*\d", line) and _SAID.search(below)
+    ):
+        return _of_text(below)
+    if _SAID.search(line):
+        return _of_text(line)
+    if re.match(r"[-+=(\[$\\]*\s*[\d.]|[A-Za-z]\w?\s*=", line):
+        return [line, *_clause(line)]
+    return [line, *_choice(line)]
 
 
-_OPERAND = ("number", "number word", "letter", "command", "close", "post")
-_SKIPPED = ("space", "currency")
-_AFTER_WORDS = {"+", "*", "/", "^", "×", "÷", "·", "<", ">", "≤", "≥", "≠", *_JOINERS}  # price * 5; but: Total - 5
+def _labelled(box: str) -> list[str]:
+    r"""Returns the result behind words in a box: \text{The area is } 42."""
+    words = re.sub(r"\\text(?:bf|it)?\s*\{([^{}]*)\}", r"\1", box).strip()
+    led = re.match(r"[A-Za-z][A-Za-z ]*(?: is| are|:)\s+(?=\S)|[A-Za-z]{3,}:\s*(?=\S)", words)
+    return [words[led.end() :]] if led else []
 
 
-def _bare(expression: str) -> str:
-    """Returns an expression without brackets around the whole of it: (5) is 5, but (1, 2) stays."""
-    text = expression.strip()
-    while "," not in text and _outer(text):
-        text = text[1:-1].strip()
-    return text
+def _clause(rest: str) -> list[str]:
+    """Returns what the text behind "answer is" may mean."""
+    rest = rest[_GAP.match(rest).end() :]
+    negated = re.match(r"not\b[^.\n]*?(?:\bbut\b|$|(?=[.\n]))", rest)
+    rest = rest[negated.end() :].lstrip() if negated else rest
+    formula = _FORMULA.search(rest[:_FORMULAS])
+    line = rest.partition("\n")[0].strip()
+    if formula and not re.search(r"\d", rest[: formula.start()]) and formula.start() <= len(line):
+        return [_formulas(rest, formula)]
+    if choices := _choice(line):
+        return choices
+    first = first_expression(line)
+    lead = re.split(r"[,;:(]|\.(?!\d)", line, maxsplit=1)[0].strip()
+    found = [] if first is None else [first]
+    return found + [words for words in dict.fromkeys((lead, line.rstrip("."))) if words and not _begins(words)]
 
 
-def _outer(text: str) -> bool:
-    """Returns whether a round or curly bracket opens a text and closes at its very end."""
-    depth = 0
-    for place, letter in enumerate(text):
-        depth += (letter in "({") - (letter in ")}")
-        if depth <= 0:
-            return place == len(text) - 1 and place > 0
-    return False
+def _begins(words: str) -> bool:
+    """Returns whether a text begins with a number, so that it is no result in words."""
+    return re.match(r"[-+(\[$]*\s*[\d.]", words) is not None
 
 
-def _reach(tokens: list[_Token], place: int) -> tuple[int, int]:
-    """Returns the first and the last token of the expression around `place`, the line's last number."""
-    partner = _partners(tokens)
-    first = last = place
-    for left in range(place, -1, -1):  # brackets around the number, from the innermost one on
-        right = partner.get(left, -1)
-        if tokens[left].kind == "open" and right > place:
-            if any(t.kind in ("word", "tag") or (t.kind == "other" and t.text != ",") for t in tokens[left:right]):
-                break
-            first, last = left, right
-    while (before := _left(tokens, first, partner)) is not None:
-        first = before
-    while (after := _right(tokens, last, partner)) is not None:
-        last = after
-    return first, last
+def _formulas(text: str, first: re.Match) -> str:
+    """Returns a formula and those joined to it by commas, "and" or "or", as one list."""
+    found, at = [_inside(first)], first.end()
+    while more := _MORE.match(text, at):
+        found.append(_inside(more))
+        at = more.end()
+    return ", ".join(found)
 
 
-def _partners(tokens: list[_Token]) -> dict[int, int]:
-    """Returns the place of each bracket that has a partner -> the place of the partner."""
-    opened, partner = [], {}
-    for place, token in enumerate(tokens):
-        if token.kind == "open":
-            opened.append(place)
-        elif token.kind == "close" and opened:
-            partner[place] = opened.pop()
-            partner[partner[place]] = place
-    return partner
+def _inside(formula: re.Match) -> str:
+    return next(part for part in formula.groups() if part is not None).strip()
 
 
-def _left(tokens: list[_Token], first: int, partner: dict[int, int]) -> int | None:
-    """Returns the token to which an expression that begins at `first` extends to the left, or None."""
-    at = first - 1
-    while at >= 0 and tokens[at].kind in _SKIPPED:
-        at -= 1
-    if at < 0:
-        return None
-    kind, here = tokens[at].kind, tokens[first].kind
-    gap = any(token.kind == "space" for token in tokens[at:first])
-    if kind == "operator":
-        return at if _has_left(tokens, at, gap) or (not gap and tokens[at].text in "-+−") else None
-    if kind == "word":
-        return at if here == "operator" and tokens[first].text in _AFTER_WORDS else None
-    if kind == "close" and (here == "operator" or not gap):
-        return partner.get(at)
-    if kind == "number word":
-        return at if here == "operator" else None
-    mixed = kind == here == "number" and tokens[at].text.isdigit() and tokens[first + 1 : first + 2]
-    if kind in ("number", "letter", "post") and mixed and tokens[first + 1].text == "/":
-        return at
-    joined = here == "operator" or not gap
-    return at if kind == "command" or (kind in ("number", "letter", "post") and joined) else None
+def _choice(line: str) -> list[str]:
+    found = _CHOICE.match(line)
+    letter = found and (found[1] or found[2])
+    if not letter or not letter.isupper():
+        return []
+    return [line.rstrip(".")] if _OTHER_CHOICE.match(line, found.end()) else [letter]
 
 
-def _has_left(tokens: list[_Token], at: int, gap: bool) -> bool:
-    """Returns whether the operator at `at` has a left operand. `gap`: whether a space follows the operator."""
-    before = next((i for i in range(at - 1, -1, -1) if tokens[i].kind not in _SKIPPED), None)
-    if before is None:
-        return False
-    even = gap == any(token.kind == "space" for token in tokens[before:at])  # unlike: is *5*
-    return tokens[before].kind in _OPERAND or (
-        tokens[before].kind == "word" and tokens[at].text in _AFTER_WORDS and even
-    )
-
-
-def _right(tokens: list[_Token], last: int, partner: dict[int, int]) -> int | None:
-    """Returns the token to which an expression that ends at `last` extends to the right, or None."""
-    following = [i for i in range(last + 1, len(tokens)) if tokens[i].kind not in _SKIPPED][:2]
-    if not following:
-        return None
-    at, token, here = following[0], tokens[following[0]], tokens[last].kind
-    gap = any(token.kind == "space" for token in tokens[last:at])
-    after = tokens[following[1]].kind if following[1:] else ""
-    if token.kind == "operator":
-        return at if after in ("number word", "letter", "command", "open") else None
-    if token.text == "!":  # a factorial, or the end of a sentence
-        return (
-            at if after in ("operator", "close") or (tokens[at + 1 : at + 2] and tokens[at + 1].text == "$") else None
-        )
-    if token.kind in ("post", "number word", "command") or token.text.lower() in ("percent", "pct"):
-        return at
-    if token.kind == "letter":
-        return at if here == "operator" or not gap else None
-    return partner.get(at) if token.kind == "open" and (here == "operator" or not gap) else None
+def _unmarked(text: str) -> str:
+    return _SINGLE.sub(r"\1", _EMPHASIS.sub("", text))
 
 
 def _pairs(text: str) -> dict[int, int]:

@@ -15,16 +15,27 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from jaxrl_post.rewards.math_units import scaled, without_unit
+from jaxrl_post.rewards.math_letters import plain
+from jaxrl_post.rewards.math_units import known, scaled, without_unit
 
 _LONGEST = 1_000  # characters; a longer result is plain text
 _DEEPEST = 4
 
 # A result is a Fraction, a ("%", Fraction), a (kind, members), or else its plain text.
 
-_DROP = re.compile(r"\\left|\\right|(?<!\\)\\[!,;: ]|\\displaystyle|\\\$|\$|°\s*[CF]\b|\\degree|\^\{?\\circ\}?|[°€£~]")
+_DROP = re.compile(
+    r"\\left|\\right|(?<!\\)\\[!,;: ]|\\displaystyle|\\\$|\$|°\s*[CF]\b|\\degree|\^\{?\\circ\}?|[°~¢-¥₠-⃀]"
+    r"|^\s*(?:USD|EUR|GBP)(?=\s*\d)"
+)
 _WRAP = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
-_PLAIN = re.compile(r"[-+]?(?:\d+|\d{1,3}(?:,\d{3})+)?(?:\.\d*)?", re.ASCII)
+_PLAIN = re.compile(r"[-+]?(?:\d+|\d{1,3}(?:,\d{3})+)?(?:\.\d*)?(?:[eE][-+]?\d{1,3})?", re.ASCII)
+_POWER_OF_TEN = re.compile(
+    r"([-+]?)(?:([\d.,]+)\s*(?:\\times|\\cdot|\*|[xX])\s*)?10\s*(?:\^|\*\*)\s*(\{)?([-+]?\d{1,3})(?(3)\})", re.ASCII
+)
+_REPEATING = re.compile(r"([-+]?)(\d*)\.(\d{0,9})\\overline\{(\d{1,9})\}", re.ASCII)
+_AND = re.compile(r",?\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*|\s*;\s*")
+_HEAD = re.compile(r"(?<![\w\\])(?:\\angle\s*)?([A-Za-z])(?:\w{1,2}|_\{?\w+\}?|\([a-z]\))?\s*=")
+_CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice)\s+)?\(?([A-Z])(?:\)?[.:]?|[.):]\s*(?!\s|,|and\b|or\b|/).*)")
 _MIXED = re.compile(r"([-+]?)(\d+)\s+(\d+)/(\d+)", re.ASCII)
 # Only where nothing stands around them: \frac{1}{2}x is not 1/2x.
 _FRACTION = re.compile(
@@ -41,14 +52,37 @@ _BRACKETS = {"(": ")]", "[": ")]", "{": "}"}
 
 
 def same(given: str, gold: str, expressions: Callable[[str, str], bool] | None = None) -> bool:
-    """Returns whether two results are the same number, tuple, set, list or matrix, or else the same text.
+    """Returns whether two results are the same number, tuple, set, list, matrix or choice, or else the same text.
 
-    Texts are compared without LaTeX's variants of writing, and without spaces.
+    Texts are compared without LaTeX's variants of writing, and without spaces. A unit may be left out, but 5 m is not 5 km.
 
     Args:
-      expressions: decides (gold, given) where a member is an expression that differs as text. None: it is not equal.
+      expressions: decides (gold, given) where one of them is not only numbers. None: such a pair is equal only as text.
     """
-    return _equal(_value(given), _value(gold), expressions)
+    given, gold = plain(given).strip(), plain(gold).strip()
+    units = known(given), known(gold)
+    if None not in units and units[0] != units[1]:
+        return False
+    if (letter := _choice(gold)) is not None and _choice(given) == letter:
+        return True
+    left, right = _value(given), _value(gold)
+    if _equal(left, right, expressions):
+        return True
+    unread = expressions is not None and not (_read(left) and _read(right))
+    return unread and expressions(gold, given)
+
+
+def _choice(text: str) -> str | None:
+    """Returns the letter of a choice: B, (B), "B. 12"."""
+    found = _CHOICE.fullmatch(_simple(text))
+    return found and found[1]
+
+
+def _read(value) -> bool:
+    """Returns whether a value holds numbers alone."""
+    if isinstance(value, tuple):
+        return value[0] == "%" or all(map(_read, value[1]))
+    return not isinstance(value, str)
 
 
 def number(text: str) -> Fraction | None:
@@ -65,13 +99,17 @@ def is_text(text: str) -> bool:
 def _value(text: str, depth: int = 0):
     if len(text) > _LONGEST or depth > _DEEPEST:
         return text
-    text = text.strip().rstrip(". ")
+    text = text.strip().rstrip(".,; ")
     matrix = _MATRIX.fullmatch(text)
     if matrix and r"\begin" not in matrix[3]:
         return _rows(matrix, depth)
     text = _simple(text)
-    head = re.fullmatch(r"[A-Za-z]\w?\s*=\s*([^=]+)", text)
-    text = head.group(1) if head else text
+    text = text.replace(r"\approx", "=").lstrip("= ")
+    heads = _HEAD.findall(text)
+    if len(heads) == 1 and (head := _HEAD.match(text)):
+        text = text[head.end() :].strip()
+    elif len(set(heads)) > 1:
+        return text  # x=2, y=3
     percent = text.endswith("%")
     found = _number(text[:-1].strip() if percent else text)
     if found is not None:
@@ -81,7 +119,10 @@ def _value(text: str, depth: int = 0):
     if times is not None:
         return times * words[1]
     if text[:1] in _BRACKETS and text[-1:] in _BRACKETS[text[0]] and _outer(text):
-        return (text[0] + text[-1], tuple(_value(member, depth + 1) for member in _members(text[1:-1])))
+        inner = _members(text[1:-1])
+        if len(inner) == 1 and text[0] == "(":
+            return _value(inner[0], depth + 1)
+        return (text[0] + text[-1], tuple(_value(member, depth + 1) for member in inner))
     members = _members(text)
     if len(members) > 1:
         return ("{}", tuple(_value(member, depth + 1) for member in members))
@@ -99,7 +140,7 @@ def _simple(text: str) -> str:
     text = _WRAP.sub(lambda m: m.group(1) if m.group(0) == text.strip() else " " + m.group(1), text.strip())
     text = re.sub(r"(?<=\d)\{,\}(?=\d)", ",", text)
     text = _DROP.sub("", text).replace("\\{", "{").replace("\\}", "}").replace("\\%", "%").replace("−", "-").strip()
-    text = re.sub(r"\\[dtc]frac", r"\\frac", text)
+    text = re.sub(r"\\[dtc]frac", r"\\frac", text).replace(r"\varnothing", r"\emptyset")
     text = re.sub(r"\\(frac|sqrt)\s*(\d)", r"\\\1{\2}", text)
     text = re.sub(r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}", text)
     text = _MIXED_FRACTION.sub(r"\1 \2/\3", text)
@@ -113,6 +154,13 @@ def _number(text: str) -> Fraction | None:
     if mixed and int(mixed.group(4)):
         value = int(mixed.group(2)) + Fraction(int(mixed.group(3)), int(mixed.group(4)))
         return -value if mixed.group(1) == "-" else value
+    power = _POWER_OF_TEN.fullmatch(text)
+    if power:
+        factor = _decimal(power[2]) if power[2] else Fraction(1)
+        return factor and (-factor if power[1] == "-" else factor) * Fraction(10) ** int(power[4])
+    repeating = _REPEATING.fullmatch(text)
+    if repeating:
+        return _repeated(*repeating.groups())
     over, slash, under = text.partition("/")
     if not slash:
         return _decimal(text)
@@ -127,6 +175,12 @@ def _decimal(text: str) -> Fraction | None:
     return Fraction(text.replace(",", ""))
 
 
+def _repeated(sign: str, whole: str, fixed: str, period: str) -> Fraction:
+    r"""Returns the value of a repeating decimal: 0.\overline{3} is 1/3."""
+    value = int(whole or 0) + (int(fixed or 0) + Fraction(int(period), 10 ** len(period) - 1)) / 10 ** len(fixed)
+    return -value if sign == "-" else value
+
+
 def _outer(text: str) -> bool:
     """Returns whether the first bracket closes at the very end. Kinds of brackets may differ: (1,2] is an interval."""
     depth = 0
@@ -138,6 +192,7 @@ def _outer(text: str) -> bool:
 
 
 def _members(text: str) -> list[str]:
+    text = _AND.sub(",", text)
     members, depth, start = [], 0, 0
     for place, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")

@@ -178,7 +178,7 @@ class Pool:
         return [index for index, (own, *_) in enumerate(self._signatures) if own == signature]
 
     def _about(self, job: Job) -> dict:
-        return signatures.about(job.rollout, job.limit_s, self._judging)
+        return signatures.about(job.rollout, job.limit_s, self._judging, self._decode)
 
     def _ask_alone(self, job: Job) -> None:
         """Queues a rollout for every function that gets it alone."""

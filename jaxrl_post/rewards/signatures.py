@@ -2,7 +2,8 @@
 
 verl's is (data_source, solution_str, ground_truth, extra_info) -> number or dict. extra_info holds the prompt's
 `extra` and, under "rollout", {"tokens": length, "finish": "eos" | "stop" | "length", "limit_s": CPU seconds,
-"sandbox": level for judged programs, "workers_per_core": reward processes for each processor}.
+"sandbox": level for judged programs, "workers_per_core": reward processes for each processor, "prompt_end": the text of
+the prompt's last tokens, such as a "<think>" that the template opens}.
 
 TRL's is (prompts, completions, completion_ids, **columns) -> list of number or None (rewards/batched.py).
 
@@ -24,13 +25,16 @@ import numpy as np
 from jaxrl_post.rewards.batched import GIVEN, LOGS, STATE
 from jaxrl_post.types import Prompt, Rollout, missing_value
 
+_PROMPT_END = 24  # tokens; "<think>" and a newline are 8 of a tokenizer of characters
 
-def about(rollout: Rollout, limit_s: float, judging: Mapping) -> dict:
+
+def about(rollout: Rollout, limit_s: float, judging: Mapping, decode: Callable[[np.ndarray], str]) -> dict:
     """Describes a rollout to a reward function.
 
     `limit_s`: CPU seconds that a judged program may take. `judging`: "sandbox" and "workers_per_core".
     """
-    return {"tokens": len(rollout), "finish": rollout.finish.value, "limit_s": limit_s, **judging}
+    end = decode(rollout.prompt.tokens[-_PROMPT_END:])
+    return {"tokens": len(rollout), "finish": rollout.finish.value, "prompt_end": end, "limit_s": limit_s, **judging}
 
 
 def verl(rollout: Rollout, text: str, about: dict) -> list:
