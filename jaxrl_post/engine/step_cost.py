@@ -17,29 +17,11 @@ import numpy as np
 
 from jaxrl_post import json_text
 from jaxrl_post.json_text import shown
+from jaxrl_post.parallel import devices
+from jaxrl_post.parallel.devices import Device
 
-# Peak FLOP/s of dense bf16 (f32 on CPU), memory bytes/s, seconds of overhead a step. These are vendor figures. Those of
-# cpu are rough, and only their ratios matter.
-DEVICES = {
-    "cpu": (1e11, 2e10, 3e-4),
-    "a100": (3.1e14, 2.0e12, 5e-5),
-    "h100": (9.9e14, 3.35e12, 5e-5),
-    "h800": (9.9e14, 3.35e12, 5e-5),
-    "h200": (9.9e14, 4.8e12, 5e-5),
-    "v5e": (1.97e14, 8.2e11, 5e-5),
-    "v5p": (4.59e14, 2.76e12, 5e-5),
-    "v6e": (9.18e14, 1.64e12, 5e-5),
-}
-MEMORY = {
-    "cpu": 1.6e10,
-    "a100": 8e10,
-    "h100": 8e10,
-    "h800": 8e10,
-    "h200": 1.41e11,
-    "v5e": 1.6e10,
-    "v5p": 9.5e10,
-    "v6e": 3.2e10,
-}  # bytes of a device
+OVERHEAD_S = 5e-5  # of a step
+CPU_OVERHEAD_S = 3e-4  # rough: of a CPU only the ratios matter
 SURE = 0.8  # share of the expected right drafts that counts, because rows cost for certain and drafts may be wrong
 TRYING = 0.01  # largest share of the time for trials of drafts that do not seem to pay
 _SHORTEST, _LONGEST = 1e-12, 1e9  # seconds in a file, beside 0
@@ -186,15 +168,14 @@ def decode(
 
     Weights and KV are read at memory bandwidth. Arithmetic runs at `efficiency` of the peak, prefill at half the peak.
     Each doubling of `tensor` adds `per_collective_s`."""
-    kind = _kind(device_kind)
-    peak, bandwidth, overhead = DEVICES[kind]
+    one = devices.of(device_kind)
     return DecodeCost(
-        weights_s=2 * shape.parameters / (bandwidth * tensor),
-        token_s=shape.kv_bytes / (bandwidth * tensor),
-        row_s=2 * shape.active / (peak * efficiency * tensor),
-        fixed_s=overhead + per_collective_s * math.log2(tensor),
-        prefill_s=2 * shape.active / (peak * 0.5 * tensor),
-        source=f"analytic:{kind} x {tensor}",
+        weights_s=2 * shape.parameters / (one.bandwidth * tensor),
+        token_s=shape.kv_bytes / (one.bandwidth * tensor),
+        row_s=2 * shape.active / (one.flops * efficiency * tensor),
+        fixed_s=_overhead(one) + per_collective_s * math.log2(tensor),
+        prefill_s=2 * shape.active / (one.flops * 0.5 * tensor),
+        source=f"analytic:{one.name} x {tensor}",
     )
 
 
@@ -204,40 +185,29 @@ def kv_tokens(device_kind: str, shape: Shape, *, tensor: int = 1, share: float =
     Raises:
       ValueError: the weights alone do not fit.
     """
-    kind = _kind(device_kind)
-    free = MEMORY[kind] * tensor * share - 2 * shape.parameters
+    one = devices.of(device_kind)
+    room = one.memory * tensor * share
+    free = room - 2 * shape.parameters
     if free < shape.kv_bytes:
         raise ValueError(
-            f"{tensor} x {kind} has {MEMORY[kind] * tensor * share:.3g} usable bytes, the weights need "
+            f"{tensor} x {one.name} has {room:.3g} usable bytes, the weights need "
             f"{2 * shape.parameters:.3g}: use more devices a replica"
         )
     return int(free / shape.kv_bytes)
 
 
-def _kind(device_kind: str) -> str:
-    """Returns the known kind of a device kind.
-
-    Raises:
-      ValueError: no analytic table exists for it.
-    """
-    plain = device_kind.lower().replace(" lite", "e").replace(" ", "")
-    kind = next((name for name in DEVICES if name in plain), None)
-    if kind is None:
-        raise ValueError(
-            f"no analytic step-cost table for a {device_kind}, only for {', '.join(DEVICES)}: measure "
-            "one with scripts/bench.py cost and name its file in engine.cost_table"
-        )
-    return kind
+def _overhead(one: Device) -> float:
+    return CPU_OVERHEAD_S if one.platform == "cpu" else OVERHEAD_S
 
 
 def analytic(device_kind: str, parameters: int, bytes_per_parameter: int, sizes: Sequence[int]) -> StepCost:
     """Returns max(weight bytes / bandwidth, 2 * parameters * rows / peak) + overhead: a lower bound, not a forecast."""
-    kind = _kind(device_kind)
-    peak, bandwidth, overhead = DEVICES[kind]
+    one = devices.of(device_kind)
     seconds = tuple(
-        max(parameters * bytes_per_parameter / bandwidth, 2 * parameters * r / peak) + overhead for r in sorted(sizes)
+        max(parameters * bytes_per_parameter / one.bandwidth, 2 * parameters * r / one.flops) + _overhead(one)
+        for r in sorted(sizes)
     )
-    return StepCost(tuple(sorted(sizes)), seconds, f"analytic:{kind}")
+    return StepCost(tuple(sorted(sizes)), seconds, f"analytic:{one.name}")
 
 
 def load(path: str) -> StepCost:

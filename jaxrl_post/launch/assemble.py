@@ -36,6 +36,7 @@ from jaxrl_post.launch import (
     bucket_run,
     chips,
     compile_guard,
+    device_check,
     environments,
     graders,
     inputs,
@@ -79,6 +80,7 @@ def planned(config: configs.Config, start: inputs.Inputs) -> str:
     return "\n".join(
         [
             *start.notes,
+            *device_check.lines(config, start.model, held),
             memory_plan.text("Batch", numbers),
             *(memory_plan.text(f"Memory per {one}", memory_plan.table(own), "B") for one, own in held.items()),
             memory_plan.text(

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh
 
 from jaxrl_post.launch.chips import Slice
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.parallel.devices import Device
 
 WHEELS = {"tpu": ("libtpu",), "gpu": ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")}
 # libtpu asks a metadata server where it is, and a lock that one process holds, unless it is told not to.
@@ -25,15 +26,27 @@ _ALONE = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
-# What XLA's GPU compiler asks of a device. The figures are a Hopper's; those in braces differ between its kinds.
-_HOPPER = """gpu_device_info {{
+# What XLA's GPU compiler asks of a device: by compute capability, from the CUDA programming guide's table of capabilities.
+# Shared memory of a multiprocessor and of a block that asks for more, threads and units for float32 of a multiprocessor.
+_CAPABILITIES = {
+    "7.0": (98304, 98304, 2048, 64),
+    "7.5": (65536, 65536, 1024, 64),
+    "8.0": (167936, 166912, 2048, 64),
+    "8.6": (102400, 101376, 1536, 128),
+    "8.9": (102400, 101376, 1536, 128),
+    "9.0": (233472, 232448, 2048, 128),
+    "10.0": (233472, 232448, 2048, 128),
+    "10.3": (233472, 232448, 2048, 128),
+    "12.0": (102400, 101376, 1536, 128),
+}
+_GPU = """gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32
   shared_memory_per_block: 49152
-  shared_memory_per_core: 233472
-  threads_per_core_limit: 2048
-  core_count: 132
-  fpus_per_core: 128
+  shared_memory_per_core: {shared}
+  threads_per_core_limit: {threads}
+  core_count: {cores}
+  fpus_per_core: {units}
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
@@ -41,15 +54,15 @@ _HOPPER = """gpu_device_info {{
   l2_cache_size: 62914560
   clock_rate_ghz: 1.98
   device_memory_size: {memory}
-  shared_memory_per_block_optin: 232448
-  cuda_compute_capability {{ major: 9 }}
+  shared_memory_per_block_optin: {most}
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 }}
 runtime_version {{ major: 13 }}
-device_description_str: "NVIDIA {name}"
+device_description_str: "{kind}"
 """
 
 
@@ -75,14 +88,31 @@ def mesh(where: Slice, sizes: tuple[int, int, int]) -> Mesh:
     if where.devices == 1 and chip.platform == "tpu":
         how["chips_per_host_bounds"] = [1, 1, 1]
     if chip.platform == "gpu":
-        told = _HOPPER.format(memory=chip.memory, bandwidth=int(chip.bandwidth), name=where.kind.upper())
-        how = {"target_config": told, "topology": where.topology}
+        how = {"target_config": _told(chip), "topology": where.topology}
     platform = "cuda" if chip.platform == "gpu" else chip.platform
     devices = topologies.get_topology_desc(platform=platform, **how).devices
     return Mesh(
         np.array(devices[:wanted]).reshape(sizes),
         (meshes.DATA, meshes.FSDP, meshes.TENSOR),
         axis_types=(AxisType.Auto,) * 3,
+    )
+
+
+def _told(chip: Device) -> str:
+    """Returns what the compiler asks of a GPU, as text of its own."""
+    shared, most, threads, units = _CAPABILITIES[chip.capability]
+    major, minor = chip.capability.split(".")
+    return _GPU.format(
+        shared=shared,
+        most=most,
+        threads=threads,
+        units=units,
+        cores=chip.cores,
+        memory=chip.memory,
+        bandwidth=int(chip.bandwidth),
+        major=major,
+        minor=minor,
+        kind=chip.reported,
     )
 
 

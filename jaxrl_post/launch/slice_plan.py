@@ -14,9 +14,10 @@ from typing import Any
 
 from jaxrl_post.config import Config
 from jaxrl_post.launch import build, chips, device_less, memory_plan, roofline, slice_trial
-from jaxrl_post.launch.chips import MIB, Slice
+from jaxrl_post.launch.chips import Slice
 from jaxrl_post.launch.memory_plan import Item, Kind
 from jaxrl_post.models import decoder
+from jaxrl_post.parallel.devices import MIB
 
 TIGHT = 0.9  # share of the memory above which a plan is not to be trusted
 GRANTED = 0.75  # share of a GPU that jax takes by itself
@@ -224,7 +225,7 @@ def say_plan(
     say(memory_plan.text("Seconds of an optimizer step", {part: round(value, 2) for part, value in parts.items()}))
     say(f"  {roofline.ASSUMED}")
     if found.word == "does not fit":
-        raise ValueError(_refusal(config, model, found))
+        raise ValueError(refusal(config, model, found))
     say(f"{where.name}: {_sentence(found)}")
     if where.chip.platform == "gpu" and found.most > GRANTED * where.chip.memory:
         say(f"  jax takes {GRANTED:.0%} of a GPU unless it is told more: XLA_PYTHON_CLIENT_MEM_FRACTION=0.95")
@@ -237,7 +238,8 @@ def _sentence(found: Plan) -> str:
     return f"{found.word}: {found.most / MIB:,.0f} of {room / MIB:,.0f} MiB a device, by {by}"
 
 
-def _refusal(config: Config, model: decoder.ModelConfig, found: Plan) -> str:
+def refusal(config: Config, model: decoder.ModelConfig, found: Plan) -> str:
+    """Returns why a plan does not fit, with the nearest setting that does."""
     name = config.model.path.rpartition("/")[2] or config.model.preset
     near = nearest(config, model, found.where)
     other = "no setting tried fits; take a larger slice"

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from jax.experimental import mesh_utils
 
+TWO_CORES = ("TPU v2", "TPU v3", "TPU v5", "TPU v5p", "TPU7", "TPU7x", "TPU8i")  # of whose chips `mesh_utils` orders cores
+
 
 def chosen(devices: Sequence[Any], sizes: tuple[int, int, int]) -> list[Any]:
     """Returns the devices of a mesh of `sizes` (data, fsdp, tensor): the first ones, and equally many of each slice.
@@ -37,7 +39,8 @@ def chosen(devices: Sequence[Any], sizes: tuple[int, int, int]) -> list[Any]:
 def ordered(devices: Sequence[Any], sizes: tuple[int, int, int]) -> np.ndarray:
     """Returns the devices as an array of `sizes` (data, fsdp, tensor), in the order of `mesh_utils`.
 
-    On a CPU the order is the given one. So it is where TPU chips form no cuboid, for which `mesh_utils` knows no order.
+    On a CPU the order is the given one. So it is where `mesh_utils` knows no order: TPU chips form no cuboid, or each core
+    of a chip is a device of its own on a kind whose cores are one device by default.
 
     Raises:
       ValueError: as in `chosen`.
@@ -46,7 +49,7 @@ def ordered(devices: Sequence[Any], sizes: tuple[int, int, int]) -> np.ndarray:
     if len(slices) > 1:
         _check_even(slices)
         _check(sizes, len(slices))
-    if devices[0].platform == "cpu" or not all(map(_is_cuboid, slices)):
+    if devices[0].platform == "cpu" or not all(map(_has_order, slices)):
         return np.array(devices, object).reshape(sizes)
     if len(slices) == 1:
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
@@ -61,7 +64,7 @@ def check_replicas(devices: Sequence[Any] | np.ndarray, replica: int) -> None:
     Raises:
       ValueError: with the nearest size of a replica that keeps to one slice.
     """
-    of = np.array([getattr(device, "slice_index", 0) for device in np.ravel(devices)])
+    of = np.array([slice_of(device) for device in np.ravel(devices)])
     if len(of) % replica or (of.reshape(-1, replica) == of[::replica, None]).all():
         return
     least = min(np.unique(of, return_counts=True)[1])
@@ -111,9 +114,10 @@ def _slices(devices: Sequence[Any]) -> list[list[Any]]:
     return [found[index] for index in sorted(found)]
 
 
-def _is_cuboid(devices: Sequence[Any]) -> bool:
-    """Returns whether TPU chips fill a box of coordinates. Other devices have none, and any number of them will do."""
+def _has_order(devices: Sequence[Any]) -> bool:
+    """Returns whether `mesh_utils` can order TPU chips. Other devices have no coordinates, and any number of them will do."""
     if devices[0].platform != "tpu":
         return True
     places = {(*device.coords, device.core_on_chip) for device in devices}
-    return math.prod(max(axis) - min(axis) + 1 for axis in zip(*places)) == len(devices)
+    sizes = [max(axis) - min(axis) + 1 for axis in zip(*places)]
+    return math.prod(sizes) == len(devices) and (sizes[-1] == 1 or devices[0].device_kind in TWO_CORES)

@@ -17,6 +17,7 @@ from jaxrl_post import config
 from jaxrl_post.config import any_of_type, at_least, file_path, mapping, one_of
 from jaxrl_post.config.relations import check, relation
 from jaxrl_post.config.scheduling import SCHEDULING
+from jaxrl_post.parallel.devices import DEVICES
 
 _ANALYTIC = "cluster.cost_table= and cluster.step_s=0"
 _SHAPE = f"{_ANALYTIC} or cluster.bounded=true"
@@ -65,9 +66,7 @@ class Cluster:
     replicas: int = at_least(16, 1, unit="replicas", doc="Replicas of the engine.")
     tensor: int = at_least(1, 1, unit="devices", doc="Devices of one replica.")
     slots: int = at_least(1024, 1, unit="slots", doc="Rollouts that one replica generates at the same time.")
-    device: str = one_of(
-        "h800", "h800", "h200", "h100", "v5e", "v6e", used_when=_DEVICE, doc="Kind of device, for cost and memory."
-    )
+    device: str = one_of("h800", *DEVICES, used_when=_DEVICE, doc="Kind of device, for cost and memory.")
     model: str = one_of(
         "qwen2.5-7b",
         "qwen2.5-7b",

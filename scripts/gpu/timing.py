@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from jaxrl_post.launch.chips import CHIPS, Chip
+from jaxrl_post.parallel import devices
+from jaxrl_post.parallel.devices import Device
 
 
 def seconds(run: Callable, *arguments: Any, turns: int = 20) -> float:
@@ -22,9 +23,10 @@ def seconds(run: Callable, *arguments: Any, turns: int = 20) -> float:
     return (time.perf_counter() - begun) / turns
 
 
-def chip(kind: str) -> Chip | None:
+def chip(kind: str) -> Device | None:
     """Returns the published figures of a device by the name that jax has for it, or None for an unknown one."""
-    return next((about for name, about in CHIPS.items() if name in kind.lower()), None)
+    found = devices.of(kind)
+    return found if found.known else None
 
 
 def share_of_peak(flops: float, took: float) -> float | None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from jaxrl_post.launch.chips import Slice
 
-KINDS = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
 _HOST = (2, 2, 1)  # chips of a TPU host along each axis of the grid
 
 
@@ -29,7 +28,7 @@ class PlannedDevice:
 
 def of(where: Slice) -> tuple[PlannedDevice, ...]:
     """Returns all devices, host by host, with one process on each host."""
-    return _chips(where) if where.chip.grids else _equal(where.hosts, where.devices, where.chip.platform, where.kind)
+    return _chips(where) if where.chip.grids else _equal(where.hosts, where.devices, where.chip.platform, where.chip.reported)
 
 
 def local(processes: int, devices: int) -> tuple[PlannedDevice, ...]:
@@ -70,7 +69,7 @@ def _chips(where: Slice) -> tuple[PlannedDevice, ...]:
             coords=place,
             core_on_chip=core,
             platform=where.chip.platform,
-            device_kind=KINDS[where.kind],
+            device_kind=where.chip.reported,
         )
         for one in range(where.slices)
         for host, place in sorted(places, key=lambda found: found[0])

@@ -13,11 +13,11 @@ from jax.sharding import Mesh
 
 from jaxrl_post.config import Config
 from jaxrl_post.launch import build
-from jaxrl_post.launch.chips import MIB
 from jaxrl_post.launch.jobs.planned_devices import PlannedDevice
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.parallel import relayout
+from jaxrl_post.parallel.devices import MIB
 
 
 @dataclass(frozen=True, kw_only=True)
