@@ -33,7 +33,7 @@ RUN_DIR = "--run-dir=/mnt/runs/first"
 SEVEN, THREE = "--config=configs/gsm8k_qwen2_5_7b.py", "--config=configs/gsm8k_qwen3.py"
 GKE = (IMAGE, *FILES, RUN_DIR, "--claim=shared")
 BUCKET = (IMAGE, *FILES, "--run-dir=gs://my-bucket/runs/first", "--claim=shared")
-VM = (IMAGE, *FILES, RUN_DIR, "--project=my-project", "--zone=us-east5-b")
+VM = (IMAGE, *FILES, RUN_DIR, "--share=10.0.0.2:/shared", "--project=my-project", "--zone=us-east5-b")
 KEYS = ("--secret=HF_TOKEN=keys/hf", "--secret=WANDB_API_KEY=keys/wandb", "--config.logger.wandb=online")
 WIDE = ("--config.mesh.fsdp=32", "--config.batch.rows=32")
 TWO_A3 = ("--config.mesh.data=2", "--config.batch.rows=16")
@@ -56,13 +56,14 @@ LAUNCHES: Mapping[str, tuple[str, ...]] = {
         *("--target=gke-gpu", f"{THREE}:32b-4x8xh100", "--slice=8xh200", "--nodes=4", *GKE, "--queue=gpu"),
     ),
     "gke-gpu-2-a4": ("--target=gke-gpu", f"{SEVEN}:8xh100", "--slice=8xb200", "--nodes=2", *BUCKET, *TWO_A3),
+    "gke-gpu-a3": ("--target=gke-gpu", f"{SEVEN}:8xh100", "--slice=8xh100", *GKE),
     "slurm-2-8xh100": (
         *("--target=slurm", f"{SEVEN}:8xh100", "--slice=8xh100", "--nodes=2", *FILES, *TWO_A3, "--partition=h100"),
         *("--run-dir=/lustre/runs/first", "--secret=WANDB_API_KEY=/home/me/.secrets/wandb", "--hours=24"),
     ),
     "local-4": ("--target=local", "--config=configs/demo_sharded.py", "--nodes=4", "--run-dir=runs/first"),
 }
-EXTRA = ("gke-gpu-2-a4",)  # beside the eleven that are promised
+EXTRA = ("gke-gpu-2-a4", "gke-gpu-a3")  # beside the eleven that are promised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +135,13 @@ MISFITS: Mapping[str, Misfit] = {
     ),
     "disk that no pod has": Misfit(of="gke-tpu-v5e-16", less=("--claim",), said="write --claim=CLAIM"),
     "files of this machine": Misfit(of="gke-tpu-v5e-16", less=("--env",), said="lies on this machine alone"),
+    "run that dies with its slice": Misfit(
+        of="tpu-vm-v5e-16", less=("--share",), said="lies on the slice's own disk, which is deleted with it"
+    ),
+    "models that no host has": Misfit(
+        of="tpu-vm-v5e-16", less=("--share",), more=("--run-dir=gs://my-bucket/runs/vm",), said="that no host has"
+    ),
+    "share of another form": Misfit(of="tpu-vm-v5e-16", more=("--share=/mnt",), said="must be SERVER:/EXPORT"),
     "no image": Misfit(of="gke-tpu-v5e-16", less=("--image",), said="must be REGISTRY/NAME:TAG"),
     "no zone": Misfit(of="tpu-vm-v5e-16", less=("--zone",), said="--zone='' must name where the TPUs are"),
     "tpu7x on tpu-vm": Misfit(of="tpu-vm-v5e-16", more=("--slice=tpu7x-16",), said="write --target=gke-tpu"),

@@ -1,7 +1,7 @@
-"""Prints the table of docs/which_preset.md: what each preset holds on a device, and the seconds of a step, both predicted.
+"""Prints the tables of docs/which_preset.md: what each preset holds and takes, both predicted, and the kinds of devices.
 
-    python scripts/preset_table.py            prints the table
-    python scripts/preset_table.py --write    writes it into the page, between two marks
+    python scripts/preset_table.py            prints the tables
+    python scripts/preset_table.py --write    writes them into the page, between marks
 
 Invariant: the figures are those that `--dry-run --slice=NAME` prints without a compiler, so no device is asked for.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "which_preset.md"
-BEGIN, END = "<!-- presets:begin -->", "<!-- presets:end -->"
+MARKS = ("<!-- presets:begin -->", "<!-- presets:end -->"), ("<!-- kinds:begin -->", "<!-- kinds:end -->")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +54,16 @@ def table() -> str:
 
 def _row(preset: Preset) -> tuple[str, ...]:
     from jaxrl_post.config import load, resolve
-    from jaxrl_post.launch import chips, inputs, roofline, slice_plan
+    from jaxrl_post.launch import chips, inputs, roofline, slice_plan, slice_trial
 
     where = chips.read(preset.slice).times(preset.count)
     given = load(str(ROOT / "configs" / preset.config))
     config = resolve(given, preset.overrides, platform=where.chip.platform)
     model, m = inputs.shape(config), config.mesh
     found = slice_plan.plan(config, model, where)
-    step = roofline.seconds(config, model, where, config.engine.max_length - config.sampling.max_tokens)["all"]
+    seen, prompt = slice_trial.lengths(config), config.engine.max_length - config.sampling.max_tokens
+    parts = roofline.seconds(config, model, where, prompt, seen.told["mean"])
+    step = slice_trial.of(config, model, where, parts["all"], seen).step_s
     replicas = f"{config.replicas} replicas of {m.replica}" if config.replicas > 1 else "1 replica"
     sleeps = ", the engine sleeps" if config.engine.sleep else ""
     changes = "".join(f" `--config.{one}`" for one in preset.overrides)
@@ -76,10 +78,31 @@ def _row(preset: Preset) -> tuple[str, ...]:
     )
 
 
+def kinds() -> str:
+    """Returns the devices that a plan knows, as Markdown."""
+    from jaxrl_post.launch import chips
+
+    rows = [("kind", "reported as", "memory", "dense bfloat16", "memory bandwidth"), ("---",) * 5]
+    for name, one in chips.KINDS.items():
+        units = "" if one.bfloat16 else " (float32)"
+        rows.append(
+            (
+                f"`{name}`",
+                one.reported,
+                f"{one.memory / 2**30:.0f} GiB",
+                f"{one.flops / 1e12:.4g} TFLOP/s{units}",
+                f"{one.bandwidth / 1e9:.0f} GB/s",
+            )
+        )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def filled(page: str) -> str:
-    """Returns the page with the table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+    """Returns the page with the tables between their marks."""
+    for (begin, end), text in zip(MARKS, (table(), kinds()), strict=True):
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}"
+    return page
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -87,7 +110,7 @@ def main(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--write"]:
         PAGE.write_text(filled(PAGE.read_text()))
     else:
-        print(table())
+        print(table(), kinds(), sep="\n\n")
     return 0
 
 

@@ -38,6 +38,7 @@ HOST = (  # module prefixes without jax
     "engine.host",
     "engine.row_plan",
     "engine.step_cost",
+    "parallel.devices",
     "engine.speculation.acceptance",
     "engine.speculation.corpus",
     "engine.speculation.ngrams",

@@ -74,6 +74,13 @@ def test_what_cannot_be_replayed_is_one_sentence(tmp_path, capsys):
     assert "no skipped batch of step 3; it has those of steps [7]" in capsys.readouterr().err
     assert replay.main([str(tmp_path), "--batch=7"]) == 1
     assert "is no rollout log, or is damaged" in capsys.readouterr().err
+    (tmp_path / "process_0" / "skipped").mkdir(parents=True)  # a job of several processes writes below process_K
+    (tmp_path / "process_0" / "skipped" / "step_000009.npz").write_bytes(b"no archive")
+    assert replay.main([str(tmp_path), "--batch=3"]) == 1
+    assert "no skipped batch of step 3; it has those of steps [9]" in capsys.readouterr().err
+    assert replay.main([str(tmp_path), "--batch=9"]) == 1
+    assert "is no rollout log, or is damaged" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "process_0")
     rollout_log.RolloutLog(tmp_path / "skipped").write(7, [])
     (tmp_path / "config.json").write_text("[]")
     assert replay.main([str(tmp_path), "--batch=7"]) == 1

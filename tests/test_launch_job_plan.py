@@ -121,6 +121,26 @@ def test_hours_and_cost_are_those_of_the_simulated_step():
     assert "terminationGracePeriodSeconds: 150" in out
 
 
+@pytest.mark.parametrize("length", [64, 256, 512])
+def test_one_step_time_is_printed_and_paid_for(length):
+    """Of the mean length that --length says, whatever it is: T13. A longer one takes longer."""
+    code, out, _ = launches.printed(
+        [*launches.LAUNCHES["gke-tpu-v5e-16"], "--price=1", f"--length={length}", "--dry-run"]
+    )
+    assert code == 0 and len(re.findall(r"An optimizer step takes", out)) == 1
+    ((mean, _),) = re.findall(r"rollouts of ([\d.]+) tokens on average, at most (\d+)", out)
+    assert float(mean) == pytest.approx(length, rel=0.01)
+    parts = out.partition("Seconds of the parts of an optimizer step")[2].partition("predicted, not measured")[0]
+    assert not re.search(r"^ +all ", parts, re.MULTILINE)
+    (told,) = re.findall(r"An optimizer step takes ([\d.]+) s", out)
+    assert f"steps of {told} s" in out
+
+
+def test_a_length_that_no_rollout_can_have_is_refused():
+    code, _, errors = launches.printed([*launches.LAUNCHES["gke-tpu-v5e-16"], "--length=513", "--dry-run"])
+    assert code == 1 and "from 1 to sampling.max_tokens=512; the nearest valid value is 512" in errors
+
+
 def test_a_request_knows_the_config_as_its_processes_will():
     """The variables of --env are those of the pod, for the time of reading alone."""
     before = dict(os.environ)

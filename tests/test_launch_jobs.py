@@ -57,6 +57,30 @@ def test_every_command_resumes_one_folder(name):
     assert text.count("--resume") == 1 == text.count(run_dir) and text.count("jaxrl_post.main") == 1
 
 
+def test_one_machine_of_gpus_asks_for_no_network_between_hosts():
+    """T23: neither a daemon nor eight networks, nor a coordinator's address."""
+    alone, joined = (
+        yaml.safe_load((launches.GOLDENS / name / gke.FILE).read_text())["spec"]["replicatedJobs"][0]["template"][
+            "spec"
+        ]
+        for name in ("gke-gpu-a3", "gke-gpu-2-a3")
+    )
+    assert "metadata" not in alone["template"] and "initContainers" not in alone["template"]["spec"]
+    assert "vpc8" in str(joined["template"]["metadata"]) and joined["template"]["spec"]["initContainers"]
+    (own,), (other,) = (job["template"]["spec"]["containers"] for job in (alone, joined))
+    told = [[one["name"] for one in container["env"]].count("JAX_NUM_PROCESSES") for container in (own, other)]
+    assert told == [0, 1] and own["command"][:3] == ["python", "-m", "jaxrl_post.main"]
+
+
+def test_a_folder_that_dies_with_its_slice_is_refused():
+    """T02: /mnt of a TPU VM is its boot disk, unless --share mounts a file system there. A bucket outlives the slice."""
+    given = [one for one in launches.LAUNCHES["tpu-vm-v5e-16"] if not one.startswith(("--share", "--run-dir", "--env"))]
+    for run_dir in ("/mnt/runs/vm", "runs/vm", "/home/me/vm"):
+        code, out, errors = launches.printed([*given, f"--run-dir={run_dir}", "--dry-run"])
+        assert code == 1 and errors.count("\n") == 1 and "jaxrl_post.main" not in out
+        assert "is deleted with it: write --run-dir=gs://BUCKET/vm, or --run-dir=/mnt/vm with --share" in errors
+
+
 @pytest.mark.parametrize("name", JOBSETS)
 def test_every_misspelt_field_of_a_jobset_is_refused(name):
     whole = yaml.safe_load((launches.GOLDENS / name / gke.FILE).read_text())

@@ -24,7 +24,7 @@ def equal(monkeypatch):
 
 def predicted(*overrides, name="gsm8k_qwen2_5_7b.py:8xh100", where="8xh100"):
     config = resolve(load(str(CONFIGS / name)), ["steps=64", *overrides], platform="gpu")
-    return config, slice_trial.of(config, SEVEN, chips.read(where), 99.0)
+    return config, slice_trial.of(config, SEVEN, chips.read(where), 99.0, slice_trial.lengths(config))
 
 
 def test_equal_rollouts_in_full_slots_by_hand(equal):
@@ -95,7 +95,7 @@ def test_one_config_is_predicted_alike_every_time():
 
 def test_what_generates_nothing_has_the_rooflines_seconds():
     config = resolve(load(str(CONFIGS / "demo_sft.py")))
-    found = slice_trial.of(config, inputs.shape(config), chips.read("h100"), 12.5)
+    found = slice_trial.of(config, inputs.shape(config), chips.read("h100"), 12.5, slice_trial.lengths(config))
     assert found.step_s == 12.5 and not found.simulated
     assert found.lines == (
         "An optimizer step takes 12.5 s by the roofline alone, predicted, not measured: engine.name=demonstrations generates "

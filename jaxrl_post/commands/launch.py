@@ -9,7 +9,8 @@ them. --dry-run stops before that. A value stands behind a space or behind "=".
 --target local               processes on this machine
 
 --config FILE, --config.a.b=VALUE   as python -m jaxrl_post.main has them; FILE lies below the working directory
---run-dir FOLDER             the run's folder, the same at every start; on Google Cloud below /mnt, where a shared disk is
+--run-dir FOLDER             the run's folder, the same at every start; on Google Cloud in a bucket, or below /mnt, where
+                             a shared disk is
 --slice NAME                 v5e-16, v5p-64, 8xh100, ...; every target but local needs it
 --nodes N                    so many slices, machines of GPUs, or local processes; 1
 --name NAME                  of the job; the config's name
@@ -19,6 +20,8 @@ them. --dry-run stops before that. A value stands behind a space or behind "=".
 
 --price DOLLARS              of a chip for an hour: prints the cost
 --quota CHIPS                refuses more chips than that
+--length TOKENS              mean length of a rollout, for seconds and cost; that of scheduler.auto_history, else of a
+                             published distribution
 --save-seconds S             measured seconds of a save, for the grace period: timing_s/save_checkpoint of metrics.jsonl
 
 --env NAME=VALUE             a variable of every process; may be repeated
@@ -28,6 +31,7 @@ them. --dry-run stops before that. A value stands behind a space or behind "=".
 --namespace, --queue, --service-account, --claim   of Kubernetes: namespace, queue of Kueue, account of the pods, and the
                              PersistentVolumeClaim that is mounted at /mnt
 --project, --zone            of tpu-vm
+--share SERVER:/EXPORT       of tpu-vm: a network file system that every host mounts at /mnt
 --wait-hours H               for a slice of tpu-vm; 24
 --partition, --account, --hours   of Slurm
 --port N                     of a local job, by which its processes meet; 12400
@@ -56,7 +60,7 @@ from jaxrl_post.buckets.address import is_bucket
 from jaxrl_post.commands.arguments import Arguments, answered, number, whole
 from jaxrl_post.json_text import shown
 
-_TEXTS = ("image", "queue", "service_account", "claim", "project", "zone", "partition", "account")
+_TEXTS = ("share", "image", "queue", "service_account", "claim", "project", "zone", "partition", "account")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -92,14 +96,14 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
     words.add_argument("--restarts", type=whole(0), default=50, help=argparse.SUPPRESS)
     words.add_argument("--port", type=whole(1), default=12400, help=argparse.SUPPRESS)
     words.add_argument("--quota", type=whole(0), default=0, help=argparse.SUPPRESS)
-    for name in ("price", "save-seconds", "hours", "wait-hours"):
+    for name in ("price", "length", "save-seconds", "hours", "wait-hours"):
         words.add_argument(f"--{name}", type=number, help=argparse.SUPPRESS)
     for name in ("env", "secret"):
         words.add_argument(f"--{name}", action="append", default=[], help=argparse.SUPPRESS)
     for name in ("dry-run", "spot"):
         words.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)
     flags = words.read(arguments)
-    for name in ("price", "save_seconds", "hours", "wait_hours"):
+    for name in ("price", "length", "save_seconds", "hours", "wait_hours"):
         if (getattr(flags, name) or 0) < 0:
             raise ValueError(f"launch: --{name.replace('_', '-')}={getattr(flags, name):g} must be at least 0")
     return flags
@@ -109,7 +113,9 @@ def _launch(flags: argparse.Namespace) -> int:
     from jaxrl_post.launch.jobs import plan
 
     request = _request(flags)
-    terms = plan.Terms(price=flags.price or 0.0, quota=flags.quota, save_s=flags.save_seconds)
+    terms = plan.Terms(
+        price=flags.price or 0.0, quota=flags.quota, save_s=flags.save_seconds, length=flags.length or 0.0
+    )
     if request.target != plan.LOCAL and not flags.dry_run:
         _find("bash" if request.target == "tpu-vm" else {"slurm": "sbatch"}.get(request.target, "kubectl"))
     rendered = plan.prepare(request, terms, lambda text: print(text, flush=True))

@@ -184,7 +184,8 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack, handed: Hand
     given = branches.settings(flags)
     if flags.slice:
         config = configs.resolve(given, flags.overrides, platform=chips.read(flags.slice).chip.platform)
-        slice_plan.text(config, inputs.shape(config), flags.slice, functools.partial(print, flush=True))
+        say_now = functools.partial(print, flush=True)
+        slice_plan.text(config, inputs.shape(config), flags.slice, say_now, flags.length)
         return None
     if not flags.dry_run:
         where = {"run_dir": flags.run_dir, "resumes": flags.resume, "branch": flags.branch}

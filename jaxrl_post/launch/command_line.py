@@ -6,6 +6,7 @@ A value stands behind "=" or as the next argument, for every flag alike.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ RUN = (
     OVERRIDE,
     "--dry-run",
     "--slice=NAME",
+    "--length=TOKENS",
     "--run-dir=FOLDER",
     "--resume",
     "--resume=FOLDER",
@@ -35,14 +37,15 @@ class Flags:
     """What a run was asked for: a config file, overrides `a.b=value` in order, a folder, and what to do.
 
     `config`: "" stands for the config of the run that is resumed or branched from. `resume`: "" never; "allowed" if the
-    folder holds a run; "required". `slice`: what is planned for, "" for devices here. `branch`: RUN or RUN@STEP to begin
-    from, "" for none.
+    folder holds a run; "required". `slice`: what is planned for, "" for devices here. `length`: mean tokens of a rollout
+    there, 0: of those seen before. `branch`: RUN or RUN@STEP to begin from, "" for none.
     """
 
     config: str = ""
     overrides: tuple[str, ...] = ()
     dry_run: bool = False
     slice: str = ""
+    length: float = 0.0
     run_dir: str = ""
     resume: str = ""
     branch: str = ""
@@ -70,7 +73,7 @@ def parse(arguments: Sequence[str]) -> Flags:
         if name == "--resume":
             given |= {"run_dir": value, "resume": "required"} if value else {"resume": "allowed"}
         else:
-            given[name.removeprefix("--").replace("-", "_")] = value or True
+            given[name.removeprefix("--").replace("-", "_")] = _length(value) if name == "--length" else value or True
     _check(given, "--run-dir" in seen and bool(seen.get("--resume")))
     return Flags(**given)
 
@@ -94,8 +97,19 @@ def _check(given: dict[str, Any], two_folders: bool) -> None:
         )
     if given.get("slice") and not given.get("dry_run"):
         raise ValueError("--slice plans for devices that are not there, and a run needs them: add --dry-run")
+    if given.get("length") and not given.get("slice"):
+        raise ValueError("--length is for a prediction, which only --slice=NAME makes: leave it out")
     if given.get("slice") and (given.get("branch") or "config" not in given):
         raise ValueError("--slice plans from a config alone: name it by --config=FILE, without --branch")
+
+
+def _length(text: str) -> float:
+    """Returns the value of --length."""
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text) or not float(text):
+        raise ValueError(
+            f"--length={shown(text, 40)} must be a mean length in tokens above 0, for example --length=512"
+        )
+    return float(text)
 
 
 def _elsewhere(argument: str) -> str:

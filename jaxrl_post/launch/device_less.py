@@ -27,17 +27,18 @@ _ALONE = {
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
 # What XLA's GPU compiler asks of a device: by compute capability, from the CUDA programming guide's table of capabilities.
-# Shared memory of a multiprocessor and of a block that asks for more, threads and units for float32 of a multiprocessor.
+# Shared memory of a multiprocessor and of a block that asks for more, threads and units for float32 of a multiprocessor, and
+# a kind with this capability that Pallas knows by its name: without a device it knows no others.
 _CAPABILITIES = {
-    "7.0": (98304, 98304, 2048, 64),
-    "7.5": (65536, 65536, 1024, 64),
-    "8.0": (167936, 166912, 2048, 64),
-    "8.6": (102400, 101376, 1536, 128),
-    "8.9": (102400, 101376, 1536, 128),
-    "9.0": (233472, 232448, 2048, 128),
-    "10.0": (233472, 232448, 2048, 128),
-    "10.3": (233472, 232448, 2048, 128),
-    "12.0": (102400, 101376, 1536, 128),
+    "7.0": (98304, 98304, 2048, 64, "Tesla V100-SXM2-16GB"),
+    "7.5": (65536, 65536, 1024, 64, "Tesla T4"),
+    "8.0": (167936, 166912, 2048, 64, "NVIDIA A100"),
+    "8.6": (102400, 101376, 1536, 128, "NVIDIA A10"),
+    "8.9": (102400, 101376, 1536, 128, "NVIDIA L4"),
+    "9.0": (233472, 232448, 2048, 128, "NVIDIA H100"),
+    "10.0": (233472, 232448, 2048, 128, "NVIDIA B200"),
+    "10.3": (233472, 232448, 2048, 128, "NVIDIA B300"),
+    "12.0": (102400, 101376, 1536, 128, "NVIDIA RTX PRO 6000"),
 }
 _GPU = """gpu_device_info {{
   threads_per_block_limit: 1024
@@ -78,17 +79,17 @@ def is_there(where: Slice) -> bool:
     return bool(where.chip.target) and where.slices == 1 and any(map(_found, WHEELS[where.chip.platform]))
 
 
-def mesh(where: Slice, sizes: tuple[int, int, int]) -> Mesh:
+def mesh(where: Slice, sizes: tuple[int, int, int], kind: str = "") -> Mesh:
     """Returns a mesh of `sizes` (data, fsdp, tensor) over the slice's first devices. It can only be compiled for.
 
-    `take_none` must have been called before.
+    `kind`: what a GPU calls itself; by default a kind with its capability. `take_none` must have been called before.
     """
     chip, wanted = where.chip, int(np.prod(sizes))
     how: dict[str, Any] = {"topology_name": f"{chip.target}:{where.topology}"}
     if where.devices == 1 and chip.platform == "tpu":
         how["chips_per_host_bounds"] = [1, 1, 1]
     if chip.platform == "gpu":
-        how = {"target_config": _told(chip), "topology": where.topology}
+        how = {"target_config": _told(chip, kind), "topology": where.topology}
     platform = "cuda" if chip.platform == "gpu" else chip.platform
     devices = topologies.get_topology_desc(platform=platform, **how).devices
     return Mesh(
@@ -98,9 +99,9 @@ def mesh(where: Slice, sizes: tuple[int, int, int]) -> Mesh:
     )
 
 
-def _told(chip: Device) -> str:
+def _told(chip: Device, kind: str) -> str:
     """Returns what the compiler asks of a GPU, as text of its own."""
-    shared, most, threads, units = _CAPABILITIES[chip.capability]
+    shared, most, threads, units, known = _CAPABILITIES[chip.capability]
     major, minor = chip.capability.split(".")
     return _GPU.format(
         shared=shared,
@@ -112,7 +113,7 @@ def _told(chip: Device) -> str:
         bandwidth=int(chip.bandwidth),
         major=major,
         minor=minor,
-        kind=chip.reported,
+        kind=kind or known,
     )
 
 

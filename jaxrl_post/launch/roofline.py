@@ -23,26 +23,29 @@ DISPATCH_S, SLOT_S = 1e-3, 2e-6  # host's part of a dispatch, and of each live s
 BF16 = 2  # bytes
 
 ASSUMED = (
-    "predicted, not measured: rollouts of half the longest on average, spread evenly; "
-    f"{TRAIN:.0%} of peak FLOP/s in training, {PREFILL:.0%} in prefill; {MEMORY:.0%} of memory bandwidth; "
+    f"predicted, not measured: {TRAIN:.0%} of peak FLOP/s in training, {PREFILL:.0%} in prefill; {MEMORY:.0%} of memory bandwidth; "
     f"{LINKS:.0%} of links; no part overlaps another"
 )
 
 
-def seconds(config: Config, model: decoder.ModelConfig, where: Slice, prompt: int) -> dict[str, float]:
+def seconds(
+    config: Config, model: decoder.ModelConfig, where: Slice, prompt: int, mean: float = 0.0
+) -> dict[str, float]:
     """Returns the seconds of one optimizer step by part, and of all together.
 
     Args:
       prompt: tokens of a prompt.
+      mean: tokens of a rollout, on average; 0: half of the longest.
     """
+    mean = mean or longest(config) / 2
     parts = {
-        "decode": _decode(config, model, where, prompt),
+        "decode": _decode(config, model, where, prompt, mean),
         "prefill": _prefill(config, model, where, prompt),
-        "train": _train(config, model, where, prompt),
-        "collectives of decode": _decode_sums(config, model),
-        "collectives of training": train_collectives(config, model, where, _micro_batches(config, prompt)),
+        "train": _train(config, model, where, prompt + mean),
+        "collectives of decode": _decode_sums(config, model, mean),
+        "collectives of training": train_collectives(config, model, where, _micro_batches(config, prompt + mean)),
         "publish": publish(config, model, where),
-        "host": _host(config),
+        "host": _host(config, mean),
     }
     return parts | {"all": sum(parts.values())}
 
@@ -90,24 +93,26 @@ def _rollouts(config: Config) -> float:
     return config.rollouts_per_step / config.scheduler.mini_batches
 
 
-def _longest(config: Config) -> int:
+def longest(config: Config) -> int:
+    """Returns the tokens of the longest rollout."""
     return min(config.sampling.max_tokens, config.engine.max_length)
 
 
-def _turns(config: Config) -> float:
-    """Returns the engine steps of a replica: until its last answer ends, and at least until its slots did all work."""
-    each, longest = _rollouts(config) / config.replicas, _longest(config)
-    return max(longest, each * longest / 2 / config.engine.slots)
-
-
-def _decode(config: Config, model: decoder.ModelConfig, where: Slice, prompt: int) -> float:
-    """Weights are read at every step and KV at every token, or arithmetic takes longer."""
-    ways, longest, size = config.mesh.replica, _longest(config), activations.SIZES[config.engine.dtype]
+def _turns(config: Config, mean: float) -> float:
+    """Returns the engine steps of a replica: until its last rollout ends, and at least until its slots did all work."""
     each = _rollouts(config) / config.replicas
-    weights = _turns(config) * size * parameters(model) / ways
-    context = prompt * longest / 2 + longest**2 / 6  # summed over the tokens of an answer, on average
+    return max(longest(config), each * mean / config.engine.slots)
+
+
+def _decode(config: Config, model: decoder.ModelConfig, where: Slice, prompt: int, mean: float) -> float:
+    """Weights are read at every step and KV at every token, or arithmetic takes longer. Lengths are spread evenly."""
+    ways, size = config.mesh.replica, activations.SIZES[config.engine.dtype]
+    each = _rollouts(config) / config.replicas
+    weights = _turns(config, mean) * size * parameters(model) / ways
+    spread = min(mean, longest(config) - mean)  # to both sides of the mean
+    context = prompt * mean + (mean**2 + spread**2 / 3) / 2  # summed over the tokens of a rollout, on average
     cache = each * context * 2 * model.layers * model.kv_heads * model.head_dim * size / ways
-    flops = each * longest / 2 * 2 * parameters(model) / ways
+    flops = each * mean * 2 * parameters(model) / ways
     return max((weights + cache) / (where.chip.bandwidth * MEMORY), flops / (where.chip.flops * PREFILL))
 
 
@@ -122,14 +127,9 @@ def _forward(model: decoder.ModelConfig, tokens: float) -> float:
     return 2 * parameters(model) * tokens + attention
 
 
-def _train(config: Config, model: decoder.ModelConfig, where: Slice, prompt: int) -> float:
-    """Useful FLOPs, whatever is computed again."""
-    flops = (
-        _passes(config)
-        * _rollouts(config)
-        * config.scheduler.ppo_epochs
-        * _forward(model, prompt + _longest(config) / 2)
-    )
+def _train(config: Config, model: decoder.ModelConfig, where: Slice, tokens: float) -> float:
+    """Useful FLOPs, whatever is computed again. `tokens`: of a sequence."""
+    flops = _passes(config) * _rollouts(config) * config.scheduler.ppo_epochs * _forward(model, tokens)
     return flops / (config.mesh.learner * where.chip.flops * TRAIN)
 
 
@@ -138,15 +138,16 @@ def _passes(config: Config) -> int:
     return 2 if config.lora.rank else 3
 
 
-def _decode_sums(config: Config, model: decoder.ModelConfig) -> float:
+def _decode_sums(config: Config, model: decoder.ModelConfig, mean: float) -> float:
     """Two sums a layer, where a replica has several devices."""
-    return _turns(config) * 2 * model.layers * SUM_S if config.mesh.replica > 1 else 0.0
+    return _turns(config, mean) * 2 * model.layers * SUM_S if config.mesh.replica > 1 else 0.0
 
 
-def _micro_batches(config: Config, prompt: int) -> int:
-    """Of one optimizer step, all epochs."""
-    tokens = _rollouts(config) * (prompt + _longest(config) / 2)
-    return math.ceil(tokens / (config.batch.rows * config.batch.tokens)) * config.scheduler.ppo_epochs
+def _micro_batches(config: Config, tokens: float) -> int:
+    """Of one optimizer step, all epochs. `tokens`: of a sequence."""
+    return (
+        math.ceil(_rollouts(config) * tokens / (config.batch.rows * config.batch.tokens)) * config.scheduler.ppo_epochs
+    )
 
 
 def train_collectives(config: Config, model: decoder.ModelConfig, where: Slice, batches: int) -> float:
@@ -185,7 +186,7 @@ def publish(config: Config, model: decoder.ModelConfig, where: Slice) -> float:
     return got / (where.link(m.fsdp * m.tensor) * LINKS)
 
 
-def _host(config: Config) -> float:
-    dispatches = _turns(config) / config.engine.steps_per_dispatch
+def _host(config: Config, mean: float) -> float:
+    dispatches = _turns(config, mean) / config.engine.steps_per_dispatch
     live = min(config.engine.slots, _rollouts(config) / config.replicas) * config.replicas
     return dispatches * (DISPATCH_S + SLOT_S * live)

@@ -12,7 +12,7 @@ import optax
 from jaxrl_post import config as configs
 from jaxrl_post.checkpoint import store
 from jaxrl_post.launch import build, compile_guard, inputs
-from jaxrl_post.telemetry import rollout_log
+from jaxrl_post.telemetry import rollout_log, run_logs
 from jaxrl_post.trainer.learner import Learner
 from jaxrl_post.types import Group
 
@@ -25,9 +25,10 @@ def opened(run: Path, step: int) -> tuple[Learner, tuple[Group, ...], int]:
     """
     if not (run / "config.json").is_file():
         raise ValueError(f"replay: {run} is no folder of a run: it has no config.json")
-    file = run / "skipped" / f"step_{step:06d}.npz"
+    folder = run_logs.mine(run) / "skipped"
+    file = folder / f"step_{step:06d}.npz"
     if not file.is_file():
-        there = sorted(int(path.stem.removeprefix("step_")) for path in run.glob("skipped/step_*.npz"))
+        there = sorted(int(path.stem.removeprefix("step_")) for path in folder.glob("step_*.npz"))
         raise ValueError(f"replay: {run} has no skipped batch of step {step}; it has those of steps {there}")
     groups = rollout_log.read(file)
     kept = json.loads((run / "config.json").read_text(encoding="utf-8"))

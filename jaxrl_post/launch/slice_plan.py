@@ -194,20 +194,41 @@ def _divisors(number: int) -> list[int]:
 # ---- As text
 
 
-def text(config: Config, model: decoder.ModelConfig, name: str, say: Callable[[str], object]) -> None:
-    """Says the plan for the slice of that name, and the seconds of a step by simulation.
+def text(
+    config: Config, model: decoder.ModelConfig, name: str, say: Callable[[str], object], length: float = 0.0
+) -> None:
+    """Says the plan for the slice of that name, and the seconds of a step by simulation. `length`: as in `predicted`.
 
     Raises as `say_plan` does, and where there is no such slice.
     """
-    where = chips.read(name)
-    parts = say_plan(config, model, where, say)
-    say("\n".join(slice_trial.of(config, model, where, parts["all"]).lines))
+    predicted(config, model, chips.read(name), say, length)
+
+
+def predicted(
+    config: Config, model: decoder.ModelConfig, where: Slice, say: Callable[[str], object], length: float = 0.0
+) -> slice_trial.Predicted:
+    """Says the plan, and the one prediction of the seconds of an optimizer step.
+
+    Args:
+      length: mean tokens of a rollout; 0: of lengths seen before, else of the prior.
+
+    Raises as `say_plan` does.
+    """
+    seen = slice_trial.lengths(config, length)
+    mean = seen.told["mean"] if config.engine.name == "rows" else length
+    parts = say_plan(config, model, where, say, mean)
+    step = slice_trial.of(config, model, where, parts["all"], seen)
+    say("\n".join(step.lines))
+    return step
 
 
 def say_plan(
-    config: Config, model: decoder.ModelConfig, where: Slice, say: Callable[[str], object]
+    config: Config, model: decoder.ModelConfig, where: Slice, say: Callable[[str], object], mean: float
 ) -> dict[str, float]:
     """Says the plan, and returns the predicted seconds of an optimizer step by part, by the roofline alone.
+
+    Args:
+      mean: as in roofline.seconds.
 
     Raises:
       ValueError: a mesh of another size, or a run that does not fit, with the nearest setting that does.
@@ -221,8 +242,9 @@ def say_plan(
     by = "with temporaries as compiled" if found.compiled else "by formulas"
     for sort, own in found.held.items():
         say(memory_plan.text(f"Memory per {sort} of {where.name}, {by}", memory_plan.table(own), "B"))
-    parts = roofline.seconds(config, model, where, prompt)
-    say(memory_plan.text("Seconds of an optimizer step", {part: round(value, 2) for part, value in parts.items()}))
+    parts = roofline.seconds(config, model, where, prompt, mean)
+    shown = {part: round(value, 2) for part, value in parts.items() if part != "all"}
+    say(memory_plan.text("Seconds of the parts of an optimizer step, each by itself", shown))
     say(f"  {roofline.ASSUMED}")
     if found.word == "does not fit":
         raise ValueError(refusal(config, model, found))

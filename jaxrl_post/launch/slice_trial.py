@@ -29,16 +29,17 @@ class Predicted:
     lines: tuple[str, ...]
 
 
-def of(config: Config, model: decoder.ModelConfig, where: Slice, alone_s: float) -> Predicted:
+def of(
+    config: Config, model: decoder.ModelConfig, where: Slice, alone_s: float, lengths: observed.Observed
+) -> Predicted:
     """Returns the prediction by a trial, or by the roofline alone where a trial cannot be made.
 
     Args:
-      alone_s: what the roofline predicts of a step.
+      alone_s: what the roofline predicts of a step, with the same mean length.
     """
     if config.engine.name != "rows":
         why = f"engine.name={config.engine.name} generates nothing, so there is no schedule to simulate"
         return _by_roofline(alone_s, why)
-    lengths = _lengths(config)
     try:
         chosen, step_s = mode_choice.seconds(config, _job(config, model, where, lengths))
     except ValueError as refusal:
@@ -62,10 +63,25 @@ def _by_roofline(step_s: float, why: str) -> Predicted:
     return Predicted(step_s=step_s, simulated=False, lines=(line,))
 
 
-def _lengths(config: Config) -> observed.Observed:
-    """Returns lengths seen before, where the config names them, or the prior."""
+def lengths(config: Config, mean: float = 0.0) -> observed.Observed:
+    """Returns lengths seen before, where the config names them, or the prior.
+
+    Args:
+      mean: to which they are stretched (--length); 0: as they are.
+
+    Raises:
+      ValueError: no rollout can be so long.
+    """
     path, cap = config.scheduler.auto_history, config.sampling.max_tokens
-    return observed.read(path, cap) if path else observed.prior(cap)
+    found = observed.read(path, cap) if path else observed.prior(cap)
+    if not mean:
+        return found
+    if not 1 <= mean <= cap:
+        raise ValueError(
+            f"--length={mean:g} must be the mean length of a rollout in tokens, from 1 to sampling.max_tokens={cap}; the "
+            f"nearest valid value is {min(max(mean, 1), cap):g}"
+        )
+    return observed.stretched(found, mean, cap)
 
 
 def _job(config: Config, model: decoder.ModelConfig, where: Slice, lengths: observed.Observed) -> trial.Job:

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 from jax.experimental import mesh_utils
 
-TWO_CORES = ("TPU v2", "TPU v3", "TPU v5", "TPU v5p", "TPU7", "TPU7x", "TPU8i")  # of whose chips `mesh_utils` orders cores
+TWO_CORES = (
+    "TPU v2",
+    "TPU v3",
+    "TPU v5",
+    "TPU v5p",
+    "TPU7",
+    "TPU7x",
+    "TPU8i",
+)  # of whose chips `mesh_utils` orders cores
 
 
 def chosen(devices: Sequence[Any], sizes: tuple[int, int, int]) -> list[Any]:

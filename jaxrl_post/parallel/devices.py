@@ -169,9 +169,7 @@ _HOPPER_AND_BLACKWELL = (
     _nvidia("h200-nvl", "NVIDIA H200 NVL", "9.0", 132, 143771, 8.35e14, 4.8e12, link=_PCIE5, **_RDMA),
     _nvidia("gh200", "NVIDIA GH200 480GB", "9.0", 132, 97871, 9.89e14, 4e12, link=4.5e11, per_host=1, **_RDMA),
     _nvidia("b200", "NVIDIA B200", "10.0", 148, 183359, 2.25e15, 7.7e12, link=9e11, **_RDMA),
-    _nvidia(
-        *("gb200", "NVIDIA GB200", "10.0", 148, 189471, 2.5e15, 8e12), link=9e11, per_host=4, joined=72, **_RDMA
-    ),
+    _nvidia(*("gb200", "NVIDIA GB200", "10.0", 148, 189471, 2.5e15, 8e12), link=9e11, per_host=4, joined=72, **_RDMA),
     _nvidia("b300", "NVIDIA B300 SXM6 AC", "10.3", 148, 275040, 2.25e15, 7.7e12, link=9e11, network=1e11),
     _nvidia(
         *("gb300", "NVIDIA GB300", "10.3", 148, 284208, 2.5e15, 8e12), link=9e11, network=1e11, per_host=4, joined=72
@@ -195,15 +193,7 @@ CPU = Device(
 )
 DEVICES: dict[str, Device] = {
     one.name: one
-    for one in (
-        *_TPUS,
-        *_HOPPER_AND_BLACKWELL,
-        *_ADA_AND_BLACKWELL_CARDS,
-        *_VOLTA_TO_AMPERE,
-        *_AMDS,
-        *_UNSLICED,
-        CPU,
-    )
+    for one in (*_TPUS, *_HOPPER_AND_BLACKWELL, *_ADA_AND_BLACKWELL_CARDS, *_VOLTA_TO_AMPERE, *_AMDS, *_UNSLICED, CPU)
 }
 _TPU_NAMES = {  # generation and what follows it -> name
     "4": "v4",

@@ -88,6 +88,20 @@ def prior(cap: int) -> Observed:
     return Observed(lengths=_cut(scaled, cap), source="no history: RollPacker's fitted lengths, scaled")
 
 
+def stretched(found: Observed, mean: float, cap: int) -> Observed:
+    """Returns the lengths times one factor, none above `cap`, so that their mean is `mean` to a hundredth part."""
+    low, high = 0.0, float(cap)
+
+    def times(factor: float) -> tuple[tuple[int, ...], ...]:
+        return _cut([[round(length * factor) for length in own] for own in found.lengths], cap)
+
+    for _ in range(50):  # the mean grows with the factor
+        middle = (low + high) / 2
+        every = np.concatenate([np.array(own) for own in times(middle)])
+        low, high = (middle, high) if every.mean() < mean else (low, middle)
+    return Observed(lengths=times(high), source=f"{found.source}, stretched to --length={mean:g}")
+
+
 def _logs(place: Path) -> tuple[Path, ...]:
     """Returns the folders in which the rollouts of a run may lie. In a job of several processes all logs are equal."""
     return place, place / "rollouts", place / "process_0" / "rollouts"

@@ -79,6 +79,11 @@ class RunLogs:
         return self.mine / FOLDERS[purpose] / f"step_{step:06d}.npz"
 
 
+def mine(folder: Path) -> Path:
+    """Returns where the logs of a run lie: in its folder, or below process_0 in a job of several processes."""
+    return folder / "process_0" if (folder / "process_0").is_dir() else folder
+
+
 def opened(folder: str | Path) -> RunLogs:
     """Opens the folder of a run.
 
@@ -90,8 +95,7 @@ def opened(folder: str | Path) -> RunLogs:
         raise ValueError(f"{folder} is no folder of a run: it has no config.json")
     told = read_object(folder / "config.json", str(folder / "config.json"))
     derived = told.pop("derived", {})
-    mine = folder / "process_0" if (folder / "process_0").is_dir() else folder
-    return RunLogs(folder=folder, mine=mine, kept=told, derived=derived if isinstance(derived, dict) else {})
+    return RunLogs(folder=folder, mine=mine(folder), kept=told, derived=derived if isinstance(derived, dict) else {})
 
 
 def _nearest(name: Name, seen: Sequence[Name]) -> str:

@@ -1,7 +1,7 @@
 """Eleven launches render, validate, lint and call as they should, and over twenty misfits are one sentence each.
 
-The launches are TPU slices and machines of GPUs on GKE, TPU VMs, Slurm and local processes (scripts/launches.py), with one
-more for A4. Four parts:
+The launches are TPU slices and machines of GPUs on GKE, TPU VMs, Slurm and local processes (scripts/launches.py), with two
+more for A4 and a single A3. Four parts:
 - Files: each launch renders its golden files. Each JobSet satisfies the schema, and a misspelling of any field does not.
 - Scripts and images: shellcheck and hadolint find nothing.
 - Calls: each launch is applied with fakes of gcloud, kubectl and sbatch on PATH, which must be called as written here. A
@@ -66,7 +66,7 @@ def _files(record, launches, folder: Path) -> None:
                 refused += 1
     record.figure("launches", len(launches.LAUNCHES) - len(launches.EXTRA), at_least=11)
     record.figure("launches.as_their_golden_files", same, equals=len(launches.LAUNCHES))
-    record.figure("jobsets.valid", jobsets, equals=7)
+    record.figure("jobsets.valid", jobsets, equals=8)
     record.figure("fields.misspelt", tried, at_least=400)
     record.figure("fields.refused", refused, equals=tried)
 

@@ -82,9 +82,10 @@ def gpu(request: Request) -> Rendered:
             "none; write --slice=8xh100"
         )
     _check(request)
-    network = NETWORKS[where.kind]
-    words = ["/bin/bash", "-c", f'source {network.profile} && exec "$@"', CONTAINER, *request.words]
-    container = _container(request, words, _environment(request, network.environment) + _members(request))
+    network = NETWORKS[where.kind] if where.hosts > 1 else NETWORKS[where.kind].alone
+    joined = ["/bin/bash", "-c", f'source {network.profile} && exec "$@"', CONTAINER] if network.profile else []
+    members = _members(request) if where.hosts > 1 else []
+    container = _container(request, [*joined, *request.words], _environment(request, network.environment) + members)
     container |= {"resources": {"limits": {"nvidia.com/gpu": 8}}}
     container |= {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
     container["volumeMounts"] += [{"name": "shared-memory", "mountPath": "/dev/shm"}, *network.mounts]
@@ -164,8 +165,10 @@ def _memory() -> dict[str, Any]:
 
 
 def _networked(pod: dict[str, Any], network: Network) -> dict[str, Any]:
-    """Returns a pod's template with the network's interfaces and init containers."""
+    """Returns a pod's template with the network's interfaces and init containers, where there is a network."""
     pod["tolerations"] += [{"key": "cloud.google.com/impending-node-termination", "operator": "Exists"}]
+    if not network.init:
+        return {"spec": pod}
     return {
         "metadata": {"annotations": dict(network.annotations)},
         "spec": pod | {"initContainers": [dict(one) for one in network.init]},

@@ -1,4 +1,4 @@
-"""What a pod needs for the network between Google Cloud's machines of eight GPUs, by kind of GPU.
+"""What a pod needs for the network between Google Cloud's machines of eight GPUs, by kind of GPU. One machine needs none.
 
 A3 Ultra (H200) and A4 (B200) have RDMA: an init container installs NCCL's plugin gIB for the pod. A3 Mega (H100) has
 GPUDirect-TCPXO: a daemon runs beside the pod, and a DaemonSet of the cluster installs the plugin on each node.
@@ -27,15 +27,20 @@ exec /fts/entrypoint_rxdm_container.sh --num_hops=2 --num_nics=8 --uid= --alsolo
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Parts of a pod: `profile` is a script that the run sources before it starts."""
+    """Parts of a pod: `profile` is a script that the run sources before it starts, if there is one."""
 
     accelerator: str
-    annotations: Mapping[str, str]
-    init: tuple[Mapping[str, Any], ...]
-    volumes: tuple[Mapping[str, Any], ...]
-    mounts: tuple[Mapping[str, Any], ...]
-    profile: str
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    init: tuple[Mapping[str, Any], ...] = ()
+    volumes: tuple[Mapping[str, Any], ...] = ()
+    mounts: tuple[Mapping[str, Any], ...] = ()
+    profile: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def alone(self) -> Network:
+        """Returns the parts of a pod that has one machine: its GPUs reach each other by NVLink."""
+        return Network(accelerator=self.accelerator, environment={"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64"})
 
 
 def _interfaces(*networks: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ import jax
 from jaxrl_post import config as configs
 from jaxrl_post.buckets.address import is_bucket
 from jaxrl_post.config import Config, fields
-from jaxrl_post.launch import command_line, inputs, memory_plan, slice_plan, slice_trial
+from jaxrl_post.launch import command_line, inputs, memory_plan, roofline, slice_plan
 from jaxrl_post.launch.jobs import forecast, gke, local, planned_devices, roles, slurm, tpu_vm
 from jaxrl_post.launch.jobs import request as requests
 from jaxrl_post.launch.jobs.request import SHARED, Rendered, Request
@@ -37,11 +37,13 @@ CONTAINERS = ("gke-tpu", "gke-gpu", "tpu-vm")  # whose processes have the files 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What the user knows and no file says: dollars of a chip-hour, chips of the quota, measured seconds of a save."""
+    """What the user knows and no file says: dollars of a chip-hour, chips of the quota, measured seconds of a save, and the
+    mean length of a rollout in tokens (0: that of lengths seen before, or of the prior)."""
 
     price: float = 0.0
     quota: int = 0
     save_s: float | None = None
+    length: float = 0.0
 
 
 def prepare(request: Request, terms: Terms, say: Callable[[str], object]) -> Rendered:
@@ -96,6 +98,8 @@ def _check_run(request: Request, config: Config) -> None:
         )
     if request.target not in CONTAINERS:
         return
+    if request.target == "tpu-vm":
+        tpu_vm.check_disks(request)
     if config.logger.wandb == "online" and "WANDB_API_KEY" not in request.secrets:
         raise ValueError(
             "logger.wandb=online needs a key on every host: write --secret=WANDB_API_KEY=PLACE, or "
@@ -109,13 +113,16 @@ def _check_run(request: Request, config: Config) -> None:
                 f"{name}={path[:200]} lies on this machine alone: write --config.{name}={SHARED}/{Path(path).name}, or the "
                 "variable that the config reads, by --env=NAME=VALUE"
             )
-    if not request.claim and request.target != "tpu-vm":
-        for name, path in _read(config):
-            if path.startswith(f"{SHARED}/"):
-                raise ValueError(
-                    f"{name}={path[:200]} lies on a disk that no pod has: write --claim=CLAIM, a PersistentVolumeClaim "
-                    f"with these files, which is mounted at {SHARED}"
-                )
+    on_vms = request.target == "tpu-vm"
+    if request.share if on_vms else request.claim:
+        return
+    flag = "--share=SERVER:/EXPORT, a network file system" if on_vms else "--claim=CLAIM, a PersistentVolumeClaim"
+    for name, path in _read(config):
+        if path.startswith(f"{SHARED}/"):
+            raise ValueError(
+                f"{name}={path[:200]} lies on a disk that no {'host' if on_vms else 'pod'} has: write {flag} with these files, "
+                f"which is mounted at {SHARED}"
+            )
 
 
 def _read(config: Config) -> Iterator[tuple[str, str]]:
@@ -136,14 +143,13 @@ def _planned(
     slice_plan.check_devices(config, where)
     slice_plan.plan(config, model, where)  # whether the mesh divides the model
     hosts = roles.of(config, model, planned_devices.of(where))
-    parts = slice_plan.say_plan(config, model, where, say)
     near = ("ICI", "DCN") if where.chip.grids else ("NVLink", "network")
     say(roles.table(hosts, *near))
-    step = slice_trial.of(config, model, where, parts["all"])
-    say("\n".join(step.lines))
-    # Rollouts may grow: the roofline's are of half the longest, whatever was seen.
+    step = slice_plan.predicted(config, model, where, say, terms.length)
+    # Rollouts may grow: a slow step has rollouts of half the longest on average, whatever was seen.
+    slow_s = roofline.seconds(config, model, where, config.engine.max_length - config.sampling.max_tokens)["all"]
     uploads = is_bucket(request.run_dir)
-    found = forecast.of(config, model, step.step_s, where.hosts, terms.save_s, slow_s=parts["all"], uploads=uploads)
+    found = forecast.of(config, model, step.step_s, where.hosts, terms.save_s, slow_s=slow_s, uploads=uploads)
     for line in forecast.lines(found, where, terms.price):
         say(line)
     return found

@@ -28,7 +28,11 @@ class PlannedDevice:
 
 def of(where: Slice) -> tuple[PlannedDevice, ...]:
     """Returns all devices, host by host, with one process on each host."""
-    return _chips(where) if where.chip.grids else _equal(where.hosts, where.devices, where.chip.platform, where.chip.reported)
+    return (
+        _chips(where)
+        if where.chip.grids
+        else _equal(where.hosts, where.devices, where.chip.platform, where.chip.reported)
+    )
 
 
 def local(processes: int, devices: int) -> tuple[PlannedDevice, ...]:

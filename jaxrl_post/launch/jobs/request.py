@@ -35,6 +35,7 @@ class Request:
     - spot: capacity that may be taken away
     - wait_s: seconds to wait for a slice
     - port: of process 0 of a local job
+    - share: SERVER:/EXPORT of a network file system that TPU VMs mount at /mnt
     """
 
     target: str
@@ -61,6 +62,7 @@ class Request:
     wait_s: int = 0
     port: int = 12400
     spot: bool = False
+    share: str = ""
 
     @property
     def words(self) -> tuple[str, ...]:

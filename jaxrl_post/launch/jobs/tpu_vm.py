@@ -2,14 +2,17 @@
 
 `babysit.sh` runs where it was called. It asks for the slice and waits for it, starts `host.sh` on every host, and looks
 at the exit code. After 42 the hosts start again. A slice that was lost is deleted and asked for again. The run's folder
-stays the same, so the run continues.
+stays the same, so the run continues. It lies in a bucket, or on a network file system (--share) that every host mounts at
+/mnt: the disks of a slice are deleted with it.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 
+from jaxrl_post.buckets.address import is_bucket
 from jaxrl_post.json_text import shown
 from jaxrl_post.launch.chips import Slice
 from jaxrl_post.launch.jobs.request import SHARED, Rendered, Request, check_image, check_run_dir
@@ -23,7 +26,7 @@ KINDS = {  # names of accelerator and software in the Cloud TPU API, which has n
 HOST = """#!/usr/bin/env bash
 # Runs on every host of the slice: one process of the run, in a container.
 set -euo pipefail
-{before}sudo docker rm --force {name} >/dev/null 2>&1 || true
+{before}{mount}sudo docker rm --force {name} >/dev/null 2>&1 || true
 exec sudo{preserved} docker run --rm --name={name} \\
   --privileged --network=host --stop-timeout={grace_s} --volume={shared}:{shared} \\
 {variables}  {image} \\
@@ -147,7 +150,7 @@ def _check(request: Request) -> None:
             f"--target=tpu-vm has no {where.name if where else 'slice'}: its machines are {', '.join(KINDS)}; write {other}"
         )
     check_image(request)
-    check_run_dir(request, "with a disk that is mounted there on every host")
+    check_disks(request)
     for flag, value in (("--project", request.project), ("--zone", request.zone)):
         if not re.fullmatch(r"[a-z][a-z0-9-]{3,40}", value):
             raise ValueError(
@@ -159,6 +162,37 @@ def _check(request: Request) -> None:
                 f"--secret={variable}={shown(secret, 60)} must be the name of a secret in Secret Manager, for example "
                 f"--secret={variable}=wandb"
             )
+
+
+def check_disks(request: Request) -> None:
+    """Refuses a run folder that is deleted with the slice.
+
+    Raises:
+      ValueError: it is neither in a bucket nor on a file system that --share mounts.
+    """
+    if request.share and not re.fullmatch(r"[\w.-]+:/[\w./-]*", request.share):
+        raise ValueError(
+            f"--share={shown(request.share, 80)} must be SERVER:/EXPORT of a network file system, for example "
+            "--share=10.0.0.2:/shared"
+        )
+    last = os.path.basename(request.run_dir.rstrip("/")) or request.name
+    if not is_bucket(request.run_dir) and not request.share:
+        raise ValueError(
+            f"--run-dir={shown(request.run_dir, 80)} lies on the slice's own disk, which is deleted with it: write "
+            f"--run-dir=gs://BUCKET/{last}, or --run-dir={SHARED}/{last} with --share=SERVER:/EXPORT, a network file system "
+            f"that every host mounts at {SHARED}"
+        )
+    check_run_dir(request, "with --share=SERVER:/EXPORT, a network file system that every host mounts there")
+
+
+def _mounted(share: str) -> str:
+    """Returns the lines of a host that mount the share. A host without the client of the file system gets it first."""
+    if not share:
+        return ""
+    return (
+        "command -v mount.nfs >/dev/null || (sudo apt-get update -qq && sudo apt-get install -y -qq nfs-common)\n"
+        f"mountpoint -q {SHARED} || sudo mount -t nfs {shlex.quote(share)} {SHARED}\n"
+    )
 
 
 def _shape(request: Request, where: Slice) -> list[str]:
@@ -189,6 +223,7 @@ def _host(request: Request) -> str:
     variables += [f"--env={name}" for name in request.secrets]
     return HOST.format(
         before=before,
+        mount=_mounted(request.share),
         name=request.name,
         preserved=f" --preserve-env={','.join(request.secrets)}" if request.secrets else "",
         grace_s=request.grace_s,

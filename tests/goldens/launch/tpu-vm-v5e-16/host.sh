@@ -4,6 +4,8 @@ set -euo pipefail
 sudo gcloud auth configure-docker us-docker.pkg.dev --quiet
 WANDB_API_KEY="$(gcloud secrets versions access latest --secret=wandb --project=my-project)"
 export WANDB_API_KEY
+command -v mount.nfs >/dev/null || (sudo apt-get update -qq && sudo apt-get install -y -qq nfs-common)
+mountpoint -q /mnt || sudo mount -t nfs 10.0.0.2:/shared /mnt
 sudo docker rm --force gsm8k-qwen2-5-7b >/dev/null 2>&1 || true
 exec sudo --preserve-env=WANDB_API_KEY docker run --rm --name=gsm8k-qwen2-5-7b \
   --privileged --network=host --stop-timeout=150 --volume=/mnt:/mnt \
