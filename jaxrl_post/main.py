@@ -25,10 +25,8 @@ bucket after every save.
 --branch=RUN@STEP begins a new run from a checkpoint of RUN, the newest one without @STEP. Weights, moments, the position
 in the data and the history are RUN's. Options may differ; without --config they are RUN's. RUN is only read.
 
---slice=v5e-16 (or v6e-16, v5p-64, tpu7x-8, h100, 8xh100, 4x8xh100, l4, ...) plans for devices that are not there, from
-shapes alone: memory of each device, whether it fits, and predicted seconds. It exits with 1 where the run does not fit.
---length=TOKENS is the mean length of a rollout in them; without it, that of scheduler.auto_history or of a published
-distribution.
+--slice=v5e-16 (or v5p-64, tpu7x-8, h100, 4x8xh100, l4, ...) plans for devices that are not there, from shapes alone: memory
+of each device, and predicted seconds at --length=TOKENS of a rollout. It exits with 1 where the run does not fit.
 
 The value of a flag stands behind "=" or as the next argument.
 

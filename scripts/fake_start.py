@@ -3,9 +3,9 @@
     python scripts/fake_start.py KIND SLICE ARGUMENTS...
 
 KIND is what the runtime reports (`device_kind`). SLICE names the devices whose compiler works (launch/chips.py), or is
-"none" where there is no compiler. ARGUMENTS are those of a run, with --dry-run. Prints one JSON object: the exit code, what was said, and
-which programs were compiled. FAKE_MEMORY holds the bytes that the runtime grants, FAKE_PLATFORM what jax calls the platform,
-and FAKE_CUDA the version of CUDA.
+"none" where there is no compiler. ARGUMENTS are those of a run, with --dry-run. Prints one JSON object: the exit code, what was
+said, which programs of the engine were compiled, and the source of the step costs. FAKE_MEMORY holds the bytes that the runtime
+grants, FAKE_CUDA the version of CUDA, and FAKE_CAPABILITY what a device without a compiler says of itself.
 
 Invariant: everything between the command line and the compiled programs is the project's own. Only what jax says of devices is
 replaced, in this process alone.
@@ -41,7 +41,7 @@ def there(kind: str, name: str) -> list[Any]:
         # Pallas asks the default device for its capability where it does not know a kind by name, and that is a CPU here.
         gpu_info._get_device_arch_name = lambda kind: where.chip.capability
         return list(device_less.mesh(where, (where.devices, 1, 1), kind).devices.flat)
-    return [described(kind, os.environ.get("FAKE_PLATFORM", "gpu"))]
+    return [described(kind, "gpu")]
 
 
 def described(kind: str, platform: str, like: Any = None) -> Any:
@@ -57,7 +57,7 @@ def described(kind: str, platform: str, like: Any = None) -> Any:
         device_kind=kind,
         coords=getattr(like, "coords", (0, 0, 0)),
         core_on_chip=getattr(like, "core_on_chip", 0),
-        compute_capability=getattr(like, "compute_capability", "unknown"),
+        compute_capability=getattr(like, "compute_capability", os.environ.get("FAKE_CAPABILITY", "unknown")),
         client=client,
         memory_stats=lambda: {"bytes_limit": granted, "bytes_in_use": 0} if granted else None,
     )
@@ -73,10 +73,21 @@ def replace_devices(kind: str, devices: Sequence[Any]) -> None:
     jax.default_backend = lambda: first.platform
 
 
+def without_compiler() -> None:
+    """Leaves out what only a compiler can say. The kernels are chosen all the same."""
+    from jaxrl_post.launch import build
+
+    def chosen(config: Any, start: Any) -> str:
+        layout, own = build.layouts(config)[0], SimpleNamespace(devices=SimpleNamespace(flat=jax.devices()))
+        return "\n".join(build.references(start.model, own, layout, build.engine_sizes(config, layout)))
+
+    build.foreseen = chosen
+
+
 def main(arguments: Sequence[str]) -> int:
     kind, name, *rest = arguments
     from jaxrl_post import main as runs
-    from jaxrl_post.engine import compiled
+    from jaxrl_post.engine import compiled, step_cost
 
     names: list[str] = []
     asked = compiled.Programs.temporaries
@@ -88,10 +99,14 @@ def main(arguments: Sequence[str]) -> int:
 
     compiled.Programs.temporaries = noted
     replace_devices(kind, there(kind, name))
+    if name == "none":
+        without_compiler()
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         code = runs.main(rest)
-    print(json.dumps({"code": code, "out": out.getvalue(), "errors": errors.getvalue(), "programs": names}))
+    cost = step_cost.analytic(jax.devices()[0].device_kind, 10**9, 2, (64,)).source
+    told = {"code": code, "out": out.getvalue(), "errors": errors.getvalue(), "programs": names, "cost": cost}
+    print(json.dumps(told))
     return 0
 
 

@@ -391,7 +391,7 @@ def memory_of(
 
 
 def foreseen(config: Config, start: Inputs) -> str:
-    """Memory of this process, from the run's programs compiled for shapes alone, as text."""
+    """Parts without a kernel, and the memory of this process from the run's programs compiled for shapes alone, as text."""
     if jax.device_count() < config.devices:
         return (
             f"Memory of the process: not known here: the run's {config.devices} devices are needed to compile its "
@@ -415,6 +415,13 @@ def foreseen(config: Config, start: Inputs) -> str:
     malloc.give_back()  # as a run does before its first round
     on_host = jax.devices()[0].platform == "cpu"
     needs = memory_plan.process(config, memory(config, start), needed, memory_plan.resident(), on_host)
-    return memory_plan.text(
-        f"Memory of the process ({jax.devices()[0].device_kind}, {config.devices} devices)", needs, "B"
-    )
+    title = f"Memory of the process ({jax.devices()[0].device_kind}, {config.devices} devices)"
+    return "\n".join([*_without_kernels(config, start, devices), memory_plan.text(title, needs, "B")])
+
+
+def _without_kernels(config: Config, start: Inputs, devices: DevicePlan) -> list[str]:
+    """Returns the lines by which a run says, as it starts, which parts have no kernel."""
+    layout, mesh = next(iter(devices.engine.items()))
+    generates = config.engine.name == "rows" or start.held_out
+    own = references(start.model, mesh, layout, engine_sizes(config, layout)) if generates else []
+    return [line for line in (training_attention(config, start.model, devices)[1], *own) if line]
