@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl_post.parallel import mesh
-from jaxrl_post.parallel.device_order import chosen, ordered
+from jaxrl_post.parallel.device_order import check_replicas, chosen, ordered
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -110,6 +110,21 @@ def test_a_part_of_the_devices_lies_in_one_slice_or_equally_in_all():
 def test_chips_that_form_no_cuboid_keep_their_order():
     three = chips((2, 2, 1), "TPU v5 lite")[:3]
     assert [d.id for d in ordered(three, (3, 1, 1)).flat] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["TPU v4", "TPU v5 lite", "TPU v6 lite", "TPU v5", "TPU7x", "TPU v99"])
+def test_cores_that_are_devices_of_their_own_have_an_order(kind):
+    """A v4 chip outside of megacore mode shows two devices, for which mesh_utils has no order but an AssertionError."""
+    devices = chips((2, 2, 1), kind) + chips((2, 2, 1), kind)
+    for index, device in enumerate(devices):
+        device.id, device.core_on_chip = index, index // 4
+    assert {d.id for d in ordered(devices, (1, 8, 1)).flat} == set(range(8))
+
+
+def test_a_replica_may_span_hosts_of_gpus():
+    """Their slice_index is of a host, and no slice: a plan of planned devices takes such a replica too."""
+    devices = [Chip(id=n, platform="gpu", device_kind="NVIDIA GB200", slice_index=n // 4) for n in range(8)]
+    check_replicas(devices, 8)
 
 
 @pytest.mark.parametrize("platform", ["gpu", "cpu"])
