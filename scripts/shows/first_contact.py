@@ -17,8 +17,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import compilers
 
@@ -40,8 +40,7 @@ SMALL = (  # one size of rows, no evaluations: what is compiled is one dispatch
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind as its runtime reports it.
 
     - slice: whose compiler works for it; none: there is no compiler
