@@ -13,7 +13,12 @@ from typing import Any
 CONFIG = "configs/demo.py"
 _RECIPE = {"checkpoint__every": 0, "trace_rounds": 3, "engine__page_size": 16, "engine__max_length": 116}
 # Why float32: the recipe was measured so. The policy is too small for the kernels in any case.
-_ACCELERATOR = {"engine__dtype": "float32", "engine__slots": 512, "engine__row_sizes": (512, 1024)}
+_ACCELERATOR = {
+    "model__compute_dtype": "float32",
+    "engine__dtype": "float32",
+    "engine__slots": 512,
+    "engine__row_sizes": (512, 1024),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
