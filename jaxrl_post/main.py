@@ -354,7 +354,7 @@ def answers(run: Run) -> list[str]:
         for word, found in (("before", first), ("after", last)):
             group = found.greedy[index]
             mark = f"{group.accuracies[0]:g}" if group.scored[0] else "no score"
-            text = report.line(run.start.tokenizer.decode(group.rollouts[0].tokens))
+            text = report.line(run.start.tokenizer.decode(group.rollouts[0].tokens, before=prompt.tokens))
             lines.append(f"  {word:<6}  {mark:<8}  {text}")
     return lines
 

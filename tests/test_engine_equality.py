@@ -264,7 +264,7 @@ def test_evaluation_gets_pages_when_training_holds_all(plain):
 
 def test_stop_strings_do_not_depend_on_the_dispatch_length():
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"
-    decode = lambda tokens: "".join(letters[t] for t in tokens)  # noqa: E731
+    decode = lambda tokens, before=(): "".join(letters[t] for t in tokens)  # noqa: E731
     asked = [
         dataclasses.replace(r, sampling=Sampling(stop_strings=("ab", "Q", "c")), max_tokens=40)
         for r in lab.requests(30, seed=8, temperatures=(1.0,))

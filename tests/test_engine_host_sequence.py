@@ -69,7 +69,7 @@ def stopped_by_h(max_tokens: int, steps: int, text: str, **law):
         refill_slots=1,
         cost=StepCost((4,), (1.0,), "one size"),
         vocab_size=8,
-        decode=lambda tokens: "".join(LETTERS[t] for t in tokens),
+        decode=lambda tokens, before=(): "".join(LETTERS[t] for t in tokens),
     )
     drafting = Drafting(Off(), replicas=1, slots=2, past=lambda id: ())
     engine = RowHost(device, sizes, settings, drafting=drafting)

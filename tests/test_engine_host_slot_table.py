@@ -76,7 +76,7 @@ def host(kind, sizes, rule, share):
         refill_slots=2,
         cost=StepCost((sizes.slots, 4 * sizes.slots), (1.0, 1.6), "two sizes"),
         vocab_size=VOCABULARY,
-        decode=lambda tokens: "".join(chr(97 + t) for t in tokens),
+        decode=lambda tokens, before=(): "".join(chr(97 + t) for t in tokens),
     )
     drafting = Drafting(Off(), replicas=sizes.replicas, slots=sizes.slots, past=lambda id: ())
     return kind(Device(sizes), sizes, given, drafting=drafting, swap_policy=SwapPolicy(rule, share))

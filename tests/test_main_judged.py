@@ -65,7 +65,9 @@ def test_verdicts_are_those_of_an_endpoint(whole):
             for _, group in groups_of(logs, purpose):
                 for rollout in group.rollouts:
                     task = {"task": words.decode(group.prompt.tokens)}
-                    said = judge("", words.decode(rollout.tokens), group.prompt.answer, task)
+                    said = judge(
+                        "", words.decode(rollout.tokens, before=group.prompt.tokens), group.prompt.answer, task
+                    )
                     mine = [r for id, r in known.items() if id[0] == group.prompt.id and id[2] == rollout.id.sample]
                     assert said in {r["verdict"] for r in mine}
                     asked += 1

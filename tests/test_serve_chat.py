@@ -74,7 +74,7 @@ def answered(text, tools, pieces):
     """The form of a turn, and its choice after each piece."""
     asked = Asked(messages=({"role": "user", "content": "x"},), tools=tools, stream=True)
     form = Chat(asked, model="m", key="k", seed=1, words=WORDS, parser="hermes")
-    one = Choice(0, Prompt(id="p", tokens=[1]), Sampling(eos_ids=(0,)), WORDS.decode)
+    one = Choice(0, Prompt(id="p", tokens=[1]), Sampling(eos_ids=(0,)), WORDS)
     ids, chunks = [*WORDS.encode(text), 0], list(form.begun([one]))
     size = -(-len(ids) // pieces)
     for begin in range(0, len(ids), size):

@@ -12,7 +12,7 @@ from jaxrl_post.types import Finish, Sampling
 EOS = 256
 
 
-def decode(ids):
+def decode(ids, skip_special=True, before=()):
     """Bytes as tokens. Id 256 ends a text and is skipped."""
     return bytes(i for i in ids if i != EOS).decode("utf-8", errors="replace")
 

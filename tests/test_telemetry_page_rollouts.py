@@ -42,14 +42,14 @@ def test_tokens_bound_a_step_and_one_rollout_always_comes():
 
 def test_a_long_rollout_is_cut_and_says_its_length(tmp_path):
     run = made_run.make(tmp_path / "run", steps=1, planted="x" * 40)
-    told, rule = rollouts.rollouts(opened(run), lambda ids: [str(i) for i in ids], most=20)
+    told, rule = rollouts.rollouts(opened(run), lambda ids, before=(): [str(i) for i in ids], most=20)
     assert [one["length"] for one in told] == [41] and len(told[0]["text"]) == len(told[0]["logprobs"]) == 20
     assert rule["shown"] == {"training": 1, "evaluation": 0} and rule["all"]["training"] == 4
 
 
 def test_a_planted_rollout_of_the_last_step_is_shown_in_a_long_run(tmp_path):
     run = made_run.make(tmp_path / "run", steps=40, groups=20, planted="needle")
-    told, _ = rollouts.rollouts(opened(run), lambda ids: [WORDS.decode([i]) for i in ids])
+    told, _ = rollouts.rollouts(opened(run), lambda ids, before=(): [WORDS.decode([i]) for i in ids])
     assert len({one["step"] for one in told}) == rollouts.STEPS
     assert [one["step"] for one in told if "".join(one["text"]).startswith("needle")] == [40]
 

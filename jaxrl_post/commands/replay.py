@@ -23,6 +23,7 @@ from pathlib import Path
 from jaxrl_post.commands.arguments import Arguments, answered, whole
 from jaxrl_post.commands.texts import decoder
 from jaxrl_post.config import refuse_url
+from jaxrl_post.data.continuations import Pieces
 from jaxrl_post.telemetry import rollout_names, run_logs
 
 
@@ -91,13 +92,14 @@ def lines(again, decode) -> Iterator[str]:
     yield verdict(again)
     rollout = again.found or again.logged
     yield f"  prompt  {decode(rollout.prompt.tokens)!r}   answer {rollout.prompt.answer!r}"
-    yield f"  text    {decode(rollout.tokens)!r}   ends by {rollout.finish.value}"
+    yield f"  text    {decode(rollout.tokens, before=rollout.prompt.tokens)!r}   ends by {rollout.finish.value}"
     yield f"  {'':>5}  {'token':>7}  {'log-prob':>13}  {'weights':>7}  text"
-    for place, (token, logprob, version, drafted) in enumerate(
-        zip(rollout.tokens, rollout.logprobs, rollout.versions, rollout.drafted, strict=True)
+    texts = Pieces(decode, rollout.prompt.tokens).more(rollout.tokens)
+    for place, (token, logprob, version, drafted, text) in enumerate(
+        zip(rollout.tokens, rollout.logprobs, rollout.versions, rollout.drafted, texts, strict=True)
     ):
         mark = "  drafted" if drafted else ""
-        yield f"  {place:>5}  {token:>7}  {logprob:>13.9g}  {version:>7}  {decode([token])!r}{mark}"
+        yield f"  {place:>5}  {token:>7}  {logprob:>13.9g}  {version:>7}  {text!r}{mark}"
 
 
 def as_json(again, decode) -> dict:
@@ -113,7 +115,7 @@ def as_json(again, decode) -> dict:
         "finished": again.found is not None,
         "prompt": decode(rollout.prompt.tokens),
         "answer": rollout.prompt.answer,
-        "text": decode(rollout.tokens),
+        "text": decode(rollout.tokens, before=rollout.prompt.tokens),
         "finish": rollout.finish.value,
         "tokens": rollout.tokens.tolist(),
         "logprobs": rollout.logprobs.tolist(),

@@ -23,7 +23,7 @@ import difflib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ import numpy as np
 from jaxrl_post.commands.arguments import Arguments, answered, number, span, whole
 from jaxrl_post.commands.texts import decoder
 from jaxrl_post.config import refuse_url
+from jaxrl_post.data.continuations import Decode
 from jaxrl_post.json_text import shown
 from jaxrl_post.telemetry import rollout_names, run_logs
 from jaxrl_post.types import Group
@@ -110,7 +111,7 @@ def _sources(logs: run_logs.RunLogs, purpose: str) -> list[str]:
     return sorted({group.prompt.source for _, group in run_logs.groups_of(logs, purpose)})
 
 
-def rows(logs: run_logs.RunLogs, flags: argparse.Namespace, decode: Callable[[Sequence[int]], str]) -> Iterator[dict]:
+def rows(logs: run_logs.RunLogs, flags: argparse.Namespace, decode: Decode) -> Iterator[dict]:
     """Yields the rollouts that the flags choose, as plain values."""
     for step, group in run_logs.groups_of(logs, flags.purpose, *flags.step):
         prompt = decode(group.prompt.tokens)
@@ -133,7 +134,7 @@ def _within(flags: argparse.Namespace, group: Group, place: int) -> bool:
     )
 
 
-def _row(step: int, group: Group, place: int, prompt: str, decode: Callable[[Sequence[int]], str]) -> dict:
+def _row(step: int, group: Group, place: int, prompt: str, decode: Decode) -> dict:
     rollout, scored = group.rollouts[place], bool(group.scored[place])
     sampled = rollout.versions[rollout.sampled]
     parts = {name: float(values[place]) for name, values in group.components.items()}
@@ -148,7 +149,7 @@ def _row(step: int, group: Group, place: int, prompt: str, decode: Callable[[Seq
         "source": group.prompt.source,
         "prompt": prompt,
         "answer": group.prompt.answer,
-        "text": decode(rollout.tokens),
+        "text": decode(rollout.tokens, before=group.prompt.tokens),
         "reward": float(group.rewards[place]) if scored else None,
         "components": {name: value for name, value in sorted(parts.items()) if scored and value == value},
         "finish": rollout.finish.value,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxrl_post.data import tokenizer
+from jaxrl_post.data.continuations import Decode
 from jaxrl_post.telemetry.run_logs import RunLogs
 
 
-def decoder(logs: RunLogs) -> Callable[[Sequence[int]], str]:
+def decoder(logs: RunLogs) -> Decode:
     """Returns what turns token ids into text, by the tokenizer beside RUN/policy, else by that of the run's config.
 
     Raises:

@@ -1,8 +1,10 @@
 """Text to token ids and back: Hugging Face's tokenizer.json, and llama2.c's vocabulary files.
 
-Both kinds have encode(text, special=True) -> list[int], decode(ids, skip_special=True) -> str, eos_ids, bos_id,
-special_ids, vocab_size and longest (characters of the longest token). With `special`, `encode` adds the tokens that the
-tokenizer puts around a text (a BOS). Pass False for a continuation, and for a chat template's text, which contains them.
+Both kinds have encode(text, special=True) -> list[int], decode(ids, skip_special=True, before=()) -> str, eos_ids,
+bos_id, special_ids, vocab_size and longest (characters of the longest token). With `special`, `encode` adds the tokens
+that the tokenizer puts around a text (a BOS). Pass False for a continuation, and for a chat template's text, which
+contains them. Pass `decode` the ids that stand before those of a continuation, such as a rollout's prompt
+(data/continuations.py).
 
 Refused:
 - a folder without tokenizer.json (no slow tokenizers, no sentencepiece models)
@@ -23,12 +25,14 @@ from pathlib import Path
 import tokenizers
 
 from jaxrl_post import json_text
+from jaxrl_post.data import continuations
 from jaxrl_post.json_text import said, shown
 
 # A text is read alone, and threads of the library would make forks of the process unsafe.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _LARGEST = 1 << 28  # bytes of a tokenizer.json; those of 260,000 tokens have 3 << 23
 _BYTE = re.compile(rb"<0x([0-9A-F]{2})>")
+_BYTE_TEXT = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class _Panics:
@@ -60,12 +64,16 @@ class JsonTokenizer:
     longest: int
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Returns the token ids of a text.
+        """Returns the token ids of a text. What the tokenizer puts in front stands there once, though the text begins with it.
 
         Raises:
           ValueError: the text has a character that the vocabulary lacks, or the library fails on it.
         """
-        return self._encoded(text, special).ids
+        encoded = self._encoded(text, special)
+        ids = encoded.ids
+        front = next((n for n, added in enumerate(encoded.special_tokens_mask) if not added), 0) if special else 0
+        twice = next((n for n in range(front, 0, -1) if ids[front - n : front] == ids[front : front + n]), 0)
+        return ids[:front] + ids[front + twice :]
 
     def located(self, text: str) -> list[tuple[int, int, int]]:
         """Returns the tokens of a chat template's text, each with its start and end in characters.
@@ -83,14 +91,34 @@ class JsonTokenizer:
             )  # lets other threads run, as encode does not
         unknown = getattr(self.model.model, "unk_token", None)
         if unknown is not None and unknown in encoded.tokens:
-            start, end = encoded.offsets[encoded.tokens.index(unknown)]
-            raise ValueError(
-                f"the tokenizer has no token for {text[start:end]!r} at character {start} of {text[:80]!r}"
-            )
+            _refuse_unknown(encoded, unknown, text)
         return encoded
 
-    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        return self.model.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+    def decode(self, ids: Sequence[int], skip_special: bool = True, before: Sequence[int] = ()) -> str:
+        """Returns the text of token ids, behind those of a prompt where `before` has them."""
+        plain = functools.partial(self.model.decode, skip_special_tokens=skip_special)
+        ids = [int(i) for i in ids]
+        if not len(before):
+            return plain(ids)
+        return continuations.text(plain, functools.partial(self._shows, skip_special), before, ids)
+
+    def _shows(self, skip_special: bool, id: int) -> bool:
+        """Returns whether a text may be cut in front of a token, and be decoded as before (data/continuations.py)."""
+        if not self._local or _BYTE_TEXT.fullmatch(self.model.id_to_token(id) or "<0x00>"):
+            return False
+        return continuations.visible(self.model.decode([id], skip_special_tokens=skip_special))
+
+    def settled(self, ids: Sequence[int]) -> int:
+        """Returns how many of the first ids no later one changes the text of. One broken byte breaks all bytes of a run."""
+        end = len(ids)
+        while end and _BYTE_TEXT.fullmatch(self.model.id_to_token(int(ids[end - 1])) or ""):
+            end -= 1
+        return end
+
+    @functools.cached_property
+    def _local(self) -> bool:
+        decoder = self.model.decoder
+        return continuations.local(None if decoder is None else json.loads(decoder.__getstate__()))
 
     def save(self, folder: str | Path) -> None:
         """Writes tokenizer.json, and a tokenizer_config.json that names BOS and EOS, for any reader of such folders."""
@@ -152,12 +180,25 @@ class Llama2cTokenizer:
                 best, score = (place, merged), self.scores[merged]
         return best
 
-    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """Decodes as run.c's `decode` does, and joins the pieces.
+    def decode(self, ids: Sequence[int], skip_special: bool = True, before: Sequence[int] = ()) -> str:
+        """Decodes as run.c's `decode` does, and joins the pieces. `before`: ids of a prompt that the ids continue.
 
         Right after BOS a leading space is dropped. "<0x0A>" stands for its byte. Bytes that are no UTF-8 become
         U+FFFD.
         """
+        plain = functools.partial(self._plain, skip_special)
+        ids = [int(i) for i in ids]
+        return (
+            continuations.text(plain, lambda id: continuations.visible(plain([id])), before, ids)
+            if len(before)
+            else plain(ids)
+        )
+
+    def settled(self, ids: Sequence[int]) -> int:
+        """Returns how many of the first ids no later one changes the text of: all."""
+        return len(ids)
+
+    def _plain(self, skip_special: bool, ids: Sequence[int]) -> str:
         out, before = [], None
         for i in map(int, ids):
             piece = self.pieces[i]
@@ -171,6 +212,15 @@ class Llama2cTokenizer:
 
 
 Tokenizer = JsonTokenizer | Llama2cTokenizer
+
+
+def _refuse_unknown(encoded: tokenizers.Encoding, unknown: str, text: str) -> None:
+    """Refuses a character that became the unknown token. Kept are those that a text names, and those of no text."""
+    for token, added, (start, end) in zip(encoded.tokens, encoded.special_tokens_mask, encoded.offsets, strict=True):
+        if token == unknown and not added and text[start:end].strip() != unknown:
+            raise ValueError(
+                f"the tokenizer has no token for {text[start:end]!r} at character {start} of {text[:80]!r}"
+            )
 
 
 def load(path: str | Path) -> Tokenizer:

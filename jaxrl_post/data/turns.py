@@ -30,11 +30,14 @@ class Wording:
     chat: Chat
     words: Tokenizer
 
-    def said(self, tokens: np.ndarray) -> str:
-        """Returns the text of a turn, without the token that ends it. Other special tokens stay in the text."""
+    def said(self, tokens: np.ndarray, before: Sequence[int] = ()) -> str:
+        """Returns the text of a turn, without the token that ends it. Other special tokens stay in the text.
+
+        `before`: the ids that stand before the turn.
+        """
         ids = tokens.tolist()
         ended = bool(ids) and ids[-1] in self.words.eos_ids
-        return self.words.decode(ids[:-1] if ended else ids, skip_special=False)
+        return self.words.decode(ids[:-1] if ended else ids, skip_special=False, before=before)
 
     def observed(
         self,

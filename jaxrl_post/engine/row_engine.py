@@ -180,7 +180,7 @@ class RowEngine(RowHost):
 
     Args:
       cost: step-cost table; None: the analytic table of this kind of device.
-      decode: tokens to text, for stop strings; None: requests with stop strings are refused.
+      decode: decode(ids, before=ids of what they continue) gives text, for stop strings; None: requests with stop strings are refused.
       drafting: host side of speculative decoding; None: never drafts.
       swap_policy: what becomes of running rollouts at a swap; None: they keep tokens and KV.
       device: makes the device: MeshDevice, or one of engine/whole_hosts.py.
@@ -199,7 +199,7 @@ class RowEngine(RowHost):
         settings: EngineSettings,
         *,
         cost: costs.StepCost | None = None,
-        decode: Callable[[np.ndarray], str] | None = None,
+        decode: Callable[..., str] | None = None,
         version: int = 0,
         drafting: Drafting | None = None,
         swap_policy: SwapPolicy | None = None,

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxrl_post.config import Config
 from jaxrl_post.data import chat
+from jaxrl_post.data.continuations import Decode
 from jaxrl_post.engine.host.judging import Judging
 from jaxrl_post.engine.host_weights import HostWeights
 from jaxrl_post.history import History
@@ -35,11 +36,11 @@ class Questions:
     """Makes a question about a rollout, as a request to the judge's engine.
 
     Args:
-      decode: tokens of a rollout to text.
+      decode: token ids to text.
       own: the judge's files. `engine`: the settings of its engine.
     """
 
-    def __init__(self, form: Question, decode: Callable[[np.ndarray], str], own: inputs.PolicyFiles, engine: Config):
+    def __init__(self, form: Question, decode: Decode, own: inputs.PolicyFiles, engine: Config):
         self._form, self._decode, self._words, self._engine = form, decode, own.tokenizer, engine
         self._chat = chat.load(own.place, now=engine.data.date) if own.place.is_dir() else None
         self._law = dataclasses.replace(inputs.sampling_law(engine, own.tokenizer), temperature=0.0)
@@ -47,7 +48,9 @@ class Questions:
     def __call__(self, rollout: Rollout) -> Request | None:
         """Returns the request, or None where the question has characters without a token or leaves no room for a reply."""
         try:
-            return self._request(self.tokens(rollout.prompt, self._decode(rollout.tokens)))
+            return self._request(
+                self.tokens(rollout.prompt, self._decode(rollout.tokens, before=rollout.prompt.tokens))
+            )
         except ValueError as error:
             _log.info("judge: no question on %s: %s", rollout.id, error)
             return None
@@ -71,7 +74,7 @@ class Questions:
 
     def text(self, reply: Rollout) -> str:
         """Returns the text of a reply."""
-        return self._words.decode(reply.tokens)
+        return self._words.decode(reply.tokens, before=reply.prompt.tokens)
 
     def check(self, prompts: Iterable[Prompt]) -> None:
         """Checks that the longest task leaves room for a rollout and a reply.

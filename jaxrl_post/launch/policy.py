@@ -222,7 +222,7 @@ class Policy:
 
     def told(self, rollout: Rollout) -> Generated:
         """Returns a rollout with its text."""
-        return Generated(rollout=rollout, text=self.tokenizer.decode(rollout.tokens))
+        return Generated(rollout=rollout, text=self.tokenizer.decode(rollout.tokens, before=rollout.prompt.tokens))
 
     def run(
         self,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -34,10 +35,10 @@ class Texts:
     def __init__(self, words: Tokenizer):
         self._words, self._texts = words, {}
 
-    def decode(self, tokens: np.ndarray) -> str:
+    def decode(self, tokens: np.ndarray, **how: Any) -> str:
         """Returns the text that the tokens were made for; any other tokens are decoded."""
         tokens = np.asarray(tokens, np.int32)
-        return self._texts.get(tokens.tobytes()) or self._words.decode(tokens)
+        return self._texts.get(tokens.tobytes()) or self._words.decode(tokens, **how)
 
     def group(self, prompt: Prompt, texts: Sequence[str]) -> Group:
         """Returns a group of rollouts with these texts, not scored yet."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_post.data.continuations import Decode
 from jaxrl_post.telemetry import metrics, rollout_log
 from jaxrl_post.types import Group
 
@@ -26,7 +27,7 @@ class Trained:
     folder: Path
     logs: Path
     policy: Path
-    decode: Callable[[np.ndarray], str] = field(repr=False)
+    decode: Decode = field(repr=False)
 
     @cached_property
     def rows(self) -> list[dict[str, float]]:
@@ -60,7 +61,7 @@ def columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     return {name: [row.get(name, math.nan) for row in rows] for name in names}
 
 
-def rows_of(step: int, groups: Sequence[Group], decode: Callable[[np.ndarray], str]) -> list[dict[str, Any]]:
+def rows_of(step: int, groups: Sequence[Group], decode: Decode) -> list[dict[str, Any]]:
     """Returns a row for each rollout of a step.
 
     - step, prompt_id, sample, epoch, attempt
@@ -79,7 +80,7 @@ def rows_of(step: int, groups: Sequence[Group], decode: Callable[[np.ndarray], s
             "source": group.prompt.source,
             "answer": group.prompt.answer,
             "columns": dict(group.prompt.extra),
-            "text": decode(rollout.tokens),
+            "text": decode(rollout.tokens, before=rollout.prompt.tokens),
             "tokens": rollout.tokens,
             "logprobs": rollout.logprobs,
             "versions": rollout.versions,

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_post.data.continuations import Decode
 from jaxrl_post.rewards import Overrun as Overrun  # exported here too
 from jaxrl_post.rewards import digest, records, signatures
 from jaxrl_post.rewards.failures import Failures
@@ -54,7 +55,7 @@ class Pool:
       workers: child processes. Each makes one call of one function at a time.
       timeout_s: wall-clock limit of one function for one rollout, in seconds. A call with a group may take as many times
         that as the group has rollouts.
-      decode: maps a rollout's token ids to its text.
+      decode: maps token ids to text, behind those of a prompt where it has them (data/continuations.py).
       shuffle: a control from which nothing can be learned. It permutes a training group's scores over its rollouts.
         The order depends on (seed, prompt id, epoch) alone. Components, including "acc", and the journal are not
         permuted.
@@ -85,7 +86,7 @@ class Pool:
         *,
         workers: int,
         timeout_s: float,
-        decode: Callable[[np.ndarray], str],
+        decode: Decode,
         shuffle: bool = False,
         seed: int = 0,
         share: Callable[[np.ndarray], np.ndarray] | None = None,
@@ -164,7 +165,10 @@ class Pool:
             self.beside.start(rollout)
         if not self._compute:
             return
-        limit_s, text = self._limits.of(rollout.id.prompt_id), "" if known else self._decode(rollout.tokens)
+        limit_s, text = (
+            self._limits.of(rollout.id.prompt_id),
+            "" if known else self._decode(rollout.tokens, before=rollout.prompt.tokens),
+        )
         job = Job(rollout=rollout, digest=tokens, text=text, limit_s=limit_s, journaled=known)
         self._jobs[rollout.id] = job
         if not known:
@@ -205,7 +209,7 @@ class Pool:
             return
         for job in jobs:
             if job.journaled:
-                job.journaled, job.text = None, self._decode(job.rollout.tokens)
+                job.journaled, job.text = None, self._decode(job.rollout.tokens, before=job.rollout.prompt.tokens)
                 self._ask_alone(job)
         call = Call(members=tuple(jobs), waiting=len(functions))
         rollouts, texts, abouts = zip(*((job.rollout, job.text, self._about(job)) for job in jobs), strict=True)

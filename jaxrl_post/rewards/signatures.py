@@ -18,10 +18,9 @@ TRL's is (prompts, completions, completion_ids, **columns) -> list of number or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-
+from jaxrl_post.data.continuations import Decode
 from jaxrl_post.rewards.batched import GIVEN, LOGS, STATE
 from jaxrl_post.types import Prompt, Rollout, missing_value
 
@@ -43,9 +42,7 @@ def verl(rollout: Rollout, text: str, about: dict) -> list:
     return [prompt.source, text, prompt.answer, dict(prompt.extra) | {"rollout": about}]
 
 
-def trl(
-    rollouts: Sequence[Rollout], texts: Sequence[str], abouts: Sequence[dict], decode: Callable[[np.ndarray], str]
-) -> dict:
+def trl(rollouts: Sequence[Rollout], texts: Sequence[str], abouts: Sequence[dict], decode: Decode) -> dict:
     """Returns TRL's arguments for the rollouts of a group: every value is a list with one entry for each."""
     prompt, count = rollouts[0].prompt, len(rollouts)
     said = [[{"role": "assistant", "content": text}] if prompt.messages else text for text in texts]

@@ -194,4 +194,4 @@ class Endpoints:
 def _choices(ticket: Ticket, asked: Asked, service: Service) -> list[Choice]:
     """Returns the choices of a request: the samples of its first prompt, then those of the next."""
     prompts = [prompt for prompt in ticket.prompts for _ in range(asked.n)]
-    return [Choice(index, prompt, ticket.law, service.words.decode) for index, prompt in enumerate(prompts)]
+    return [Choice(index, prompt, ticket.law, service.words) for index, prompt in enumerate(prompts)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxrl_post.data.continuations import Pieces
+from jaxrl_post.data.tokenizer import Tokenizer
 from jaxrl_post.serve.engine_thread import Piece
 from jaxrl_post.serve.running_text import RunningText
 from jaxrl_post.types import Finish, Prompt, Sampling
@@ -33,7 +35,7 @@ class Choice:
       finish: "stop" or "length"; None while it is sampled. reason: the stop string or stop id that ended it.
     """
 
-    def __init__(self, index: int, prompt: Prompt, law: Sampling, decode: Callable[[Sequence[int]], str]):
+    def __init__(self, index: int, prompt: Prompt, law: Sampling, words: Tokenizer):
         self.index, self.prompt = index, prompt
         self.text = ""
         self.tokens: list[int] = []
@@ -41,7 +43,9 @@ class Choice:
         self.versions: list[int] = []
         self.finish: str | None = None
         self.reason: str | int | None = None
-        self._running = RunningText(decode, law)
+        self._running = RunningText(words.decode, law, prompt.tokens, words.settled)
+        self._pieces = Pieces(words.decode, prompt.tokens)
+        self._token_texts: list[str] = []
 
     def add(self, piece: Piece) -> News:
         """Adds new tokens, and returns what is new."""
@@ -56,6 +60,12 @@ class Choice:
             text, self.reason = self._running.rest(self.tokens, piece.finish)
         self.text += text
         return News(text=text, first=first, tokens=piece.tokens, logprobs=piece.logprobs, versions=piece.versions)
+
+    def token_texts(self, news: News) -> list[str]:
+        """Returns the texts of the tokens of a piece, special tokens included. Joined they are the text of all."""
+        told = len(self._token_texts)
+        self._token_texts += self._pieces.more(self.tokens[told:], last=self.finish is not None)
+        return self._token_texts[news.first : news.first + len(news.tokens)]
 
     def told_versions(self) -> list[int]:
         """Returns the versions of the weights that sampled it, each once, in order."""

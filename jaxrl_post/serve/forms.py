@@ -48,7 +48,7 @@ class Completion:
     def chunks(self, one: Choice, news: News) -> Iterator[dict[str, Any]]:
         """Yields the chunks of new tokens. A piece that shows nothing gives none."""
         if self._shows(one, news):
-            yield self._chunk(one, {"text": news.text, "logprobs": self.scores(news)} | self._ends(one, news))
+            yield self._chunk(one, {"text": news.text, "logprobs": self.scores(one, news)} | self._ends(one, news))
 
     def last(self, choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
         """Yields the chunk behind all choices: counts of tokens, where they were asked for."""
@@ -57,15 +57,14 @@ class Completion:
 
     def choice(self, one: Choice) -> dict[str, Any]:
         """Returns a whole choice."""
-        body = {"index": one.index, "text": one.text, "logprobs": self.scores(one.whole())}
+        body = {"index": one.index, "text": one.text, "logprobs": self.scores(one, one.whole())}
         return body | self._ends(one, one.whole())
 
-    def scores(self, news: News) -> dict[str, Any] | None:
+    def scores(self, one: Choice, news: News) -> dict[str, Any] | None:
         """Returns log-probs (nats) of the sampled tokens under the sampling law."""
         if not self.asked.logprobs:
             return None
-        texts = [self.words.decode([token], skip_special=False) for token in news.tokens]
-        return {"tokens": texts, "token_logprobs": list(news.logprobs), "top_logprobs": None}
+        return {"tokens": one.token_texts(news), "token_logprobs": list(news.logprobs), "top_logprobs": None}
 
     def _shows(self, one: Choice, news: News) -> bool:
         asks = self.asked.logprobs or self.asked.token_ids
@@ -120,18 +119,18 @@ class Chat(Completion):
             delta |= {"tool_calls": [{"index": i} | call for i, call in enumerate(delta.get("tool_calls", ()))]}
         else:
             delta = {}
-        yield self._chunk(one, {"delta": delta, "logprobs": self.scores(news)} | self._ends(one, news))
+        yield self._chunk(one, {"delta": delta, "logprobs": self.scores(one, news)} | self._ends(one, news))
 
     def choice(self, one: Choice) -> dict[str, Any]:
         """Returns a whole choice."""
-        body = {"index": one.index, "message": self._message(one), "logprobs": self.scores(one.whole())}
+        body = {"index": one.index, "message": self._message(one), "logprobs": self.scores(one, one.whole())}
         return body | self._ends(one, one.whole())
 
-    def scores(self, news: News) -> dict[str, Any] | None:
+    def scores(self, one: Choice, news: News) -> dict[str, Any] | None:
         """Returns log-probs (nats) of the sampled tokens under the sampling law."""
         if not self.asked.logprobs:
             return None
-        return chat_scores(self.words, news.tokens, news.logprobs)
+        return chat_scores(one.token_texts(news), news.logprobs)
 
     def _message(self, one: Choice) -> dict[str, Any]:
         """Returns an assistant's message, with the calls in its text where there are tools."""
@@ -161,9 +160,8 @@ def counted(read: int, written: int) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def chat_scores(words: Tokenizer, tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
-    """Returns log-probs (nats) of tokens, in the form of a chat."""
-    texts = [words.decode([token], skip_special=False) for token in tokens]
+def chat_scores(texts: Sequence[str], logprobs: Sequence[float]) -> dict[str, Any]:
+    """Returns log-probs (nats) of tokens, by their texts, in the form of a chat."""
     told = [
         {"token": text, "logprob": logprob, "bytes": _utf8(text), "top_logprobs": []}
         for text, logprob in zip(texts, logprobs, strict=True)

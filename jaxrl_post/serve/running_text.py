@@ -7,23 +7,31 @@ ended the rollout is part of the text.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
+from jaxrl_post.data.continuations import BROKEN, Decode
 from jaxrl_post.types import Finish, Sampling
-
-_BROKEN = "\ufffd"  # how decoders write bytes that are no character yet
 
 
 class RunningText:
-    """The text of one rollout. `decode`: token ids to text."""
+    """The text of one rollout.
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], law: Sampling):
-        self._decode, self._law = decode, law
+    Args:
+      decode: token ids to text. `settled`: how many of the first tokens no later token changes.
+      before: the ids of its prompt.
+    """
+
+    def __init__(
+        self, decode: Decode, law: Sampling, before: Sequence[int] = (), settled: Callable[[Sequence[int]], int] = len
+    ):
+        self._settled = settled
+        self._decode, self._law = functools.partial(decode, before=before), law
         self._told = 0  # characters that were returned
 
     def more(self, tokens: Sequence[int]) -> str:
         """Returns the new text of an unfinished rollout. `tokens`: all of them so far."""
-        text = self._decode(tokens).rstrip(_BROKEN)
+        text = self._decode(tokens[: self._settled(tokens)]).rstrip(BROKEN)
         return self._new(text[: len(text) - _begun(text, self._law.stop_strings)])
 
     def rest(self, tokens: Sequence[int], finish: Finish) -> tuple[str, str | int | None]:
@@ -35,9 +43,14 @@ class RunningText:
             place, reason = min(found)
             text = text[:place]
         elif finish in (Finish.EOS, Finish.STOP):
-            reason = tokens[-1] if finish is Finish.STOP else None
+            reason = self._named(tokens[-1]) if finish is Finish.STOP else None
             text = self._decode(tokens[:-1])
         return self._new(text), reason
+
+    def _named(self, token: int) -> str | int:
+        """Returns the stop string that a special token is, else its id."""
+        text = self._decode([token], skip_special=False)
+        return text if text in self._law.stop_strings else token
 
     def _new(self, text: str) -> str:
         new, self._told = text[self._told :], max(self._told, len(text))

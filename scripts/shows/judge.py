@@ -133,7 +133,7 @@ def _asked_again(record, run: Path, port: int) -> tuple[list, int]:
     def ask(rollout) -> float | None:
         try:
             task = {"task": words.decode(rollout.prompt.tokens)}
-            return judge("", words.decode(rollout.tokens), rollout.prompt.answer, task)
+            return judge("", words.decode(rollout.tokens, before=rollout.prompt.tokens), rollout.prompt.answer, task)
         except Undecided:
             return None
 

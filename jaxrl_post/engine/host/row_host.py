@@ -43,7 +43,7 @@ class HostSettings:
     refill_slots: int
     cost: costs.StepCost
     vocab_size: int
-    decode: Callable[[np.ndarray], str] | None = None
+    decode: Callable[..., str] | None = None
 
 
 class RowHost:

@@ -73,6 +73,7 @@ def check_request(request: Request, sizes: Sizes, vocab_size: int, *, decodes: b
 
 # Per-token values of a SequenceState, and their dtypes. A token that is not sampled was observed, and stands in a prefix.
 _SETTLED = {name: kind for name, kind in PER_TOKEN.items() if name != "favourites"} | {"argmax_tokens": np.int32}
+_BROKEN = "\ufffd"  # what bytes that are no character decode to
 _OUTSIDE = {"argmax_tokens": "favourites"}  # what a Rollout and a saved state call it
 
 
@@ -312,18 +313,21 @@ class SequenceState:
             return self._home.last_token(self)
         return int(self._settled["tokens"][-1]) if self._settled["tokens"].size > self.turn else None
 
-    def stopped_at(self, decode: Callable[[np.ndarray], str], checked: int) -> int | None:
+    def stopped_at(self, decode: Callable[..., str], checked: int) -> int | None:
         """Returns the number of tokens at which a stop string is complete, or None. The present turn alone is searched.
 
-        The first `checked` tokens are known to complete no stop string."""
+        The first `checked` tokens are known to complete no stop string. A later byte may break characters of a text, so
+        that a broken one does not tell that no earlier text had the string."""
         strings, begin = self.request.sampling.stop_strings, self.turn
         if not strings:
             return None
         tokens = self.column("tokens")
-        if not any(s in decode(tokens[begin:]) for s in strings):
+        before = np.concatenate([self.request.prompt.tokens, tokens[:begin]])
+        text = decode(tokens[begin:], before=before)
+        if _BROKEN not in text and not any(s in text for s in strings):
             return None
         for length in range(max(checked, begin) + 1, len(tokens) + 1):
-            text = decode(tokens[begin:length])
+            text = decode(tokens[begin:length], before=before)
             if any(s in text for s in strings):
                 return length
         return None

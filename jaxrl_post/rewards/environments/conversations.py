@@ -48,10 +48,11 @@ class Log(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A turn of a rollout: its tokens, and the digest of all tokens up to its end."""
+    """A turn of a rollout: its tokens, the digest of all tokens up to its end, and the ids before it, prompt and all."""
 
     tokens: np.ndarray
     digest: str
+    before: np.ndarray
 
 
 class Conversations:
@@ -173,14 +174,14 @@ class Conversations:
 
     def _said(self, turns: Sequence[Turn]) -> list[dict]:
         """Returns what the policy said in each turn, as messages with tool calls."""
-        return [tool_calls.message(self._wording.said(turn.tokens), self._parser) for turn in turns]
+        return [tool_calls.message(self._wording.said(turn.tokens, turn.before), self._parser) for turn in turns]
 
     def _before(self, rollout: Rollout, turns: Sequence[Turn]) -> tuple[list[Mapping], bool]:
         """Returns the messages before the last turn, for the template, and whether the last of them begins that turn."""
         known, more = self._known(rollout.id), rollout.prompt.messages
         out = list(more)
         for turn in turns[:-1]:
-            out = spoken(out, self._wording.said(turn.tokens), _begins(more))
+            out = spoken(out, self._wording.said(turn.tokens, turn.before), _begins(more))
             more = known[turn.digest]["messages"]
             out += more
         return out, _begins(more)
@@ -276,8 +277,10 @@ def row(prompt: Prompt) -> dict[str, Any]:
 
 def turns_of(rollout: Rollout) -> list[Turn]:
     """Returns the turns of a rollout: runs of sampled tokens."""
+    every, start = np.concatenate([rollout.prompt.tokens, rollout.tokens]), rollout.prompt.tokens.size
     return [
-        Turn(rollout.tokens[begin:end], digest.of_ids(rollout.tokens[:end])) for begin, end in spans(rollout.sampled)
+        Turn(rollout.tokens[begin:end], digest.of_ids(rollout.tokens[:end]), every[: start + begin])
+        for begin, end in spans(rollout.sampled)
     ]
 
 

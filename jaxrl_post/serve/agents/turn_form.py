@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from jaxrl_post.data.continuations import Pieces
 from jaxrl_post.data.tokenizer import Tokenizer
 from jaxrl_post.rewards.environments.session import Spoken
 from jaxrl_post.serve.asked import Asked
@@ -70,7 +71,8 @@ class TurnForm:
         """Returns log-probs (nats) of the sampled tokens under the sampling law of the run."""
         if not self._asked.logprobs:
             return None
-        return chat_scores(self._words, self._spoken.tokens.tolist(), self._spoken.logprobs.tolist())
+        spoken = self._spoken
+        return chat_scores(Pieces(self._words.decode, spoken.before).more(spoken.tokens), spoken.logprobs.tolist())
 
     def _ids(self) -> dict[str, Any]:
         if not self._asked.token_ids:

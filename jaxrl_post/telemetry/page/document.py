@@ -72,10 +72,10 @@ def _run(files: RunFiles, name: str, runs: int) -> dict[str, Any]:
     words = tokens.found(files.folder, files.config)
     seen: dict[bytes, list[str]] = {}  # prompts come again with every rollout of their group
 
-    def text(ids: Sequence[int]) -> list[str]:
-        key = repr(ids).encode()
+    def text(ids: Sequence[int], before: Sequence[int] = ()) -> list[str]:
+        key = repr((ids, before)).encode()
         if key not in seen:
-            seen[key] = tokens.pieces(words, ids)
+            seen[key] = tokens.pieces(words, ids, before)
         return seen[key]
 
     some, rule = rollouts(files, text, TOKENS // runs)

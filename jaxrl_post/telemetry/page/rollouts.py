@@ -24,12 +24,12 @@ _PROMPT = 20_000  # characters of a prompt
 
 
 def rollouts(
-    files: RunFiles, text: Callable[[Sequence[int]], list[str]], most: int = TOKENS
+    files: RunFiles, text: Callable[..., list[str]], most: int = TOKENS
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Returns the rollouts shown, in order of steps, and the rule with its counts.
 
     Args:
-      text: returns the text of each token.
+      text: text(ids, before) returns the text of each token.
       most: tokens that all shown rollouts may have together.
 
     Raises:
@@ -66,9 +66,7 @@ def sampled(groups: Sequence[Group], share: int) -> Iterator[tuple[Group, int]]:
                 room, left = room - min(len(rollout), share), left - 1
 
 
-def _told(
-    kind: str, step: int, group: Group, index: int, text: Callable[[Sequence[int]], list[str]], share: int
-) -> dict[str, Any]:
+def _told(kind: str, step: int, group: Group, index: int, text: Callable[..., list[str]], share: int) -> dict[str, Any]:
     rollout = group.rollouts[index]
     shown = slice(0, share)
     return {
@@ -88,7 +86,7 @@ def _told(
         "finish": rollout.finish.value,
         "length": len(rollout),
         "clock": [rollout.start_clock, rollout.finish_clock],
-        "text": text(rollout.tokens[shown].tolist()),
+        "text": text(rollout.tokens[shown].tolist(), group.prompt.tokens.tolist()),
         **_by_token(rollout, shown),
     }
 

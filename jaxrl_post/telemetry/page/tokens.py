@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl_post.data import tokenizer
-
-_BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a part of a character's bytes decodes to
-_BEFORE = 8  # tokens before a piece that are decoded with it: the first token of a text may lose its space
+from jaxrl_post.data.continuations import Pieces
 
 
 def found(folder: Path, config: Mapping[str, Any]) -> tokenizer.Tokenizer | None:
@@ -27,24 +25,9 @@ def found(folder: Path, config: Mapping[str, Any]) -> tokenizer.Tokenizer | None
     return None
 
 
-def pieces(words: tokenizer.Tokenizer | None, ids: Sequence[int]) -> list[str]:
-    """Returns the text of each token. Bytes of one character belong to the token that completes it.
+def pieces(words: tokenizer.Tokenizer | None, ids: Sequence[int], before: Sequence[int] = ()) -> list[str]:
+    """Returns the text of each token, behind those `before`. Bytes of one character belong to the token that completes it.
 
     Without a tokenizer a piece is the id in brackets. Tokens that end a text are shown by name.
     """
-    if words is None:
-        return [f"[{id}]" for id in ids]
-    return _decoded(lambda part: words.decode(part, skip_special=False), [int(id) for id in ids])
-
-
-def _decoded(decode: Callable[[Sequence[int]], str], ids: list[int]) -> list[str]:
-    out, start = [], 0  # `start`: the first token whose text is not told yet
-    for end in range(1, len(ids) + 1):
-        first = max(start - _BEFORE, 0)
-        before, whole = decode(ids[first:start]), decode(ids[first:end])
-        if whole.endswith(_BROKEN) and end < len(ids) and end - start < _BEFORE:
-            out.append("")
-            continue
-        out.append(whole[len(before) :] if whole.startswith(before) else decode(ids[start:end]))
-        start = end
-    return out
+    return [f"[{id}]" for id in ids] if words is None else Pieces(words.decode, before).more(ids)
