@@ -154,6 +154,13 @@ class Sampling:
                 f"top_p must be at least {LEAST_OF_LAW:g} and at most 1, where 1 keeps every id, got {self.top_p}"
             )
 
+        for text in self.stop_strings:
+            if not isinstance(text, str) or not text or "\ufffd" in text:
+                raise ValueError(
+                    f"stop_strings: {text!r} must be a text of at least 1 character, without U+FFFD, which stands for "
+                    "bytes of no character; leave it out"
+                )
+
     @property
     def restricted(self) -> bool:
         """Returns whether some ids are never sampled."""

@@ -110,7 +110,7 @@ def test_eos_comes_from_the_files_beside(folder):
     write(folder, config={"eos_token_id": 1, "bos_token_id": 0})
     assert tokenizer.load(folder).eos_ids == (1,) and tokenizer.load(folder).bos_id == 0
     write(folder, tokenizer_config={"eos_token": {"content": "<turn>"}, "bos_token": "<bos>"})
-    assert tokenizer.load(folder).eos_ids == (2,)
+    assert tokenizer.load(folder).eos_ids == (1, 2)  # of config.json, and the eos_token
     write(folder, generation_config={"eos_token_id": [1, 2]})
     assert tokenizer.load(folder).eos_ids == (1, 2)
     write(folder, generation_config={"eos_token_id": 4096})
@@ -124,6 +124,31 @@ def test_byte_level_text_round_trips(folder):
     ids = got.encode(text)
     assert ids[0] == 0 and got.encode(text, special=False) == ids[1:] and ids[-1] == 2
     assert got.decode(ids) == text.removesuffix("<turn>") and got.decode(ids, skip_special=False) == "<bos>" + text
+
+
+def test_a_bos_stands_once_where_the_text_begins_with_it(folder):
+    got = tokenizer.load(folder)
+    plain = got.encode("the hat")
+    assert got.encode("<bos>the hat") == plain and plain[0] == 0 != plain[1]
+    assert got.encode("<bos>the hat", special=False) == plain and got.encode("<bos>") == [0] == got.encode("")
+    assert got.encode("the <bos>hat").count(0) == 2, "one in the middle stays"
+
+
+def test_a_written_unknown_token_is_kept_and_an_unknown_character_is_not():
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    model.add_special_tokens(["<unk>"])
+    got = tokenizer._built(model, (), None)
+    assert got.encode("a <unk> b") == [1, 0, 2]
+    with pytest.raises(ValueError, match="has no token for 'c' at character 8"):
+        got.encode("a <unk> c")
+
+
+def test_ends_of_a_model_of_several_parts(folder):
+    write(folder, config={"text_config": {"eos_token_id": [1, 2]}})
+    assert tokenizer.load(folder).eos_ids == (1, 2)
+    write(folder, generation_config={}, config={"eos_token_id": [2, 0]}, tokenizer_config={"eos_token": "<turn>"})
+    assert tokenizer.load(folder).eos_ids == (2, 0)
 
 
 def test_what_is_no_tokenizer_is_refused(tmp_path, data_dir):

@@ -8,6 +8,7 @@ contains them. Pass `decode` the ids that stand before those of a continuation, 
 
 Refused:
 - a folder without tokenizer.json (no slow tokenizers, no sentencepiece models)
+- a tokenizer.json that could take the memory or the time of the process (data/tokenizer_limits.py)
 - a text with a character that the tokenizer would silently turn into its unknown token
 """
 
@@ -25,12 +26,11 @@ from pathlib import Path
 import tokenizers
 
 from jaxrl_post import json_text
-from jaxrl_post.data import continuations
+from jaxrl_post.data import continuations, tokenizer_limits
 from jaxrl_post.json_text import said, shown
 
 # A text is read alone, and threads of the library would make forks of the process unsafe.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-_LARGEST = 1 << 28  # bytes of a tokenizer.json; those of 260,000 tokens have 3 << 23
 _BYTE = re.compile(rb"<0x([0-9A-F]{2})>")
 _BYTE_TEXT = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -226,8 +226,8 @@ def _refuse_unknown(encoded: tokenizers.Encoding, unknown: str, text: str) -> No
 def load(path: str | Path) -> Tokenizer:
     """Returns the tokenizer of a tokenizer.json, of a folder with one, or of a llama2.c vocabulary (*.bin).
 
-    EOS ids of a folder come from generation_config.json and the eos_token of tokenizer_config.json. config.json is
-    read only where neither names any.
+    EOS ids of a folder are those of generation_config.json, else of config.json, and the eos_token of
+    tokenizer_config.json, as in transformers and vLLM. Truncation and padding of a tokenizer.json are off.
 
     Raises:
       ValueError: no such path, no tokenizer.json in the folder, another kind of file, an EOS id outside the
@@ -279,9 +279,10 @@ def characters(alphabet: str, eos: str = "<eos>") -> JsonTokenizer:
 
 
 def _json(path: Path) -> JsonTokenizer:
-    data = _object(path, most=_LARGEST)
+    data = _object(path, most=tokenizer_limits.LARGEST)
     if "model" not in data:
         raise ValueError(f"{path} is no tokenizer.json: it has no 'model'")
+    tokenizer_limits.check(data, str(path))
     try:
         with _Panics(f"{path} is a tokenizer.json that the tokenizers library does not take"):
             model = tokenizers.Tokenizer.from_buffer(path.read_bytes())  # from_file raises a bare Exception
@@ -289,15 +290,19 @@ def _json(path: Path) -> JsonTokenizer:
         raise ValueError(
             f"{path} is a tokenizer.json that the tokenizers library does not take: {said(error)}"
         ) from error
+    model.no_truncation()
+    model.no_padding()
     _check_unknown(model, path)
     config, generation, hub = (
         _object(path.parent / f"{name}.json", optional=True)
         for name in ("tokenizer_config", "generation_config", "config")
     )
     named = [_id(model, name, config, path) for name in ("eos_token", "bos_token")]
-    eos = _ids("eos_token_id", generation, path) + [i for i in named[:1] if i is not None]
+    places = (generation, hub, hub.get("text_config"))  # a model of several parts names its ends with its text
+    found = [_ids("eos_token_id", one, path) for one in places if isinstance(one, dict)]
+    eos = next(filter(None, found), []) + [i for i in named[:1] if i is not None]
     bos = [i for i in named[1:] if i is not None] or _ids("bos_token_id", hub, path)
-    return _built(model, tuple(dict.fromkeys(eos or _ids("eos_token_id", hub, path))), bos[0] if bos else None, path)
+    return _built(model, tuple(dict.fromkeys(eos)), bos[0] if bos else None, path)
 
 
 def _check_unknown(model: tokenizers.Tokenizer, path: Path) -> None:

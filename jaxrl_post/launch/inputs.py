@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxrl_post.buckets import files
 from jaxrl_post.config import Config, fields
-from jaxrl_post.data import chat, messages, prompts, tasks, tokenizer
+from jaxrl_post.data import chat, ends, messages, prompts, tasks, tokenizer
 from jaxrl_post.data.overlong import measured
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
@@ -272,7 +272,7 @@ def sampling_law(config: Config, words: tokenizer.Tokenizer) -> Sampling:
         stop_strings=law.stop_strings,
     )
     _check_ends(sampling, words.vocab_size)
-    return sampling
+    return ends.with_special_stops(sampling, words)
 
 
 def baseline_law(config: Config, law: Sampling) -> Sampling | None:
@@ -302,10 +302,10 @@ def _task(config: Config) -> tasks.Task:
 
 
 def _check_ends(sampling: Sampling, vocabulary: int) -> None:
-    ends = sampling.eos_ids + sampling.stop_ids
-    if len(ends) > MOST_ENDS:
+    every = sampling.eos_ids + sampling.stop_ids
+    if len(every) > MOST_ENDS:
         raise ValueError(
-            f"sampling.stop_ids and the tokenizer's end tokens are {len(ends)} ids; at most {MOST_ENDS} can "
+            f"sampling.stop_ids and the tokenizer's end tokens are {len(every)} ids; at most {MOST_ENDS} can "
             "end an answer"
         )
     wrong = [token for token in sampling.stop_ids if not 0 <= token < vocabulary]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_post.config import Config
-from jaxrl_post.data import chat, prompts
+from jaxrl_post.data import chat, ends, prompts
 from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.history import History
 from jaxrl_post.launch import build, compile_guard, inputs
@@ -207,14 +207,16 @@ class Policy:
           ValueError: an unknown name, or a value out of range.
         """
         if isinstance(sampling, Sampling):
-            return sampling
+            return ends.with_special_stops(sampling, self.tokenizer)
         changes = dict(sampling or {})
         for name in changes:
             if name not in _LAW:
                 near = difflib.get_close_matches(str(name), _LAW, n=1, cutoff=0.0)
                 raise ValueError(f"sampling: {name!r} is not one of {', '.join(_LAW)}; nearest is {near[0]!r}")
+        if isinstance(changes.get("stop_strings"), str):
+            changes["stop_strings"] = (changes["stop_strings"],)
         changes |= {name: tuple(changes[name]) for name in ("stop_ids", "stop_strings") if name in changes}
-        return dataclasses.replace(self.sampling, **changes)
+        return ends.with_special_stops(dataclasses.replace(self.sampling, **changes), self.tokenizer)
 
     def room(self, prompt: Prompt) -> int:
         """Returns the default of `max_tokens` behind a prompt."""
