@@ -1,7 +1,7 @@
 r"""Equality of expressions by math-verify: x+1 is 1+x, \sqrt{8} is 2\sqrt{2}, (0,\infty) is x>0, \pm 2 is 2,-2.
 
 - math-verify gets the result that rewards/math_reading.py found, not the whole text: its own search for the result takes
-  "73" in "answer is 18. Check: 73" and reads no Chinese.
+  48 of "ANSWER: 96. Check: 96/2 = 48." and reads no Chinese.
 - What it misreads is not given to it: number words ("5 \text{ thousand}" would be 5) and exponents (1.5e3 would be 1.5e*3).
 - Its time limits are off: they use signals, which threads do not have. The pool's deadline bounds a call.
 - Expressions that can take it for ever, such as 9^{9^{9}} or \tan x > \cos x, are refused. They are equal to nothing.
@@ -60,7 +60,7 @@ def equal(gold: str, given: str) -> bool:
 
 
 def _written(text: str) -> str:
-    r"""Returns an expression without what math-verify misreads: exponents (1.5e3), roman text that is no "and" or "or"."""
+    r"""Returns an expression without what math-verify misreads: exponents (1.5e3), \pm in a formula, roman "and"."""
     text = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?!\w)", r"\1 \\cdot 10^{\2}", text)
     if len(_BOTH.findall(text)) == 1 and "," not in text:
         text = f"{_BOTH.sub('+', text)}, {_BOTH.sub('-', text)}"
@@ -92,6 +92,10 @@ def _solvable(ranges) -> bool:
     return all(side is not None and side.degree() <= _LARGEST_DEGREE for side in sides)
 
 
+def _polynomial(relation) -> bool:
+    return all(side.is_polynomial() for side in relation.args if hasattr(side, "is_polynomial"))
+
+
 def _comparable(gold, given) -> bool:
     """Returns whether a pair may be equal, and is compared soon. A set equals no number, and only simple inequalities."""
     from sympy import Expr, FiniteSet, Set
@@ -101,6 +105,8 @@ def _comparable(gold, given) -> bool:
     for one, other in ((gold, given), (given, gold)):
         if isinstance(one, Set) and isinstance(other, Expr):
             return isinstance(one, FiniteSet) and len(one) == 1
+        if isinstance(other, Relational) and not isinstance(other, Equality) and not _polynomial(other):
+            return False
         if isinstance(one, Set) and isinstance(other, Boolean | Relational) and not isinstance(other, Equality):
             return _solvable(other)
     return True
@@ -151,6 +157,8 @@ def _small_powers(text: str) -> bool:
     powers = _POWERS.findall(text)
     if any(int(power or 0) > _LARGEST_POWER for power in powers):
         return False
+    if re.search(r"\)\s*\^\s*\{?\s*[2-9]\d", text) and len(set(re.findall(r"[A-Za-z]", text))) > 2:
+        return False  # such a power of a sum has very many terms
     nested = re.search(r"\^\s*(?:\{[^{}]*[\^!]|\w\s*\^)|\)\s*!|!\s*[!^]|\}\s*!", text)
     factorials = [int(run) for run in re.findall(r"(\d+)\s*!", text)]
     return not nested and len(powers) <= 12 and all(run <= _LARGEST_FACTORIAL for run in factorials)
