@@ -147,3 +147,31 @@ def test_the_date_of_a_run_is_that_of_its_start(tmp_path):
         ValueError, match="data.date='yesterday' must be a date or a time in ISO form, such as 2026-07-31"
     ):
         configs.resolve(configs.to_dict(config), ["data.date=yesterday"])
+
+
+@pytest.mark.parametrize("end, told", [("", True), ("{{ eos_token }}", False)])
+def test_marks_without_the_end_of_a_turn_are_told_at_the_start(tmp_path, end, told):
+    characters("0123456789+=", eos="!").save(tmp_path / "tokenizer")
+    talk = [
+        {"role": role, "content": text}
+        for role, text in (("user", "1+"), ("assistant", "2"), ("user", "3+"), ("assistant", "4"))
+    ]
+    (tmp_path / "train.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}="
+        f"{{% generation %}}{{{{ m.content }}}}{end}{{% endgeneration %}}{'' if end else '{{ eos_token }}'}{{% endif %}}{{% endfor %}}"
+    )
+    c = configs.default()
+    c.model.tokenizer, c.model.preset, c.eval.prompts, c.history.epochs = str(tmp_path / "tokenizer"), "tiny", 0, 0
+    c.engine.name, c.algorithm.adv_estimator, c.algorithm.loss_mode = "demonstrations", "ones", "sft"
+    c.engine.max_length, c.sampling.max_tokens, c.scheduler.group_size = 64, 32, 1
+    c.data.train, c.data.assistant_only_loss = str(tmp_path / "train.jsonl"), True
+    c.reward.functions = ("jaxrl_post.rewards.length:finished",)
+    start = inputs.gather(configs.resolve(c))
+    assert start.train.at(0)[1].tokens.size == 3
+    wanted = (
+        f"data.train={tmp_path / 'train.jsonl'}: 2 of 2 turns of the assistant are trained on without an end token (ids "
+        f"{list(start.tokenizer.eos_ids)}), so they do not teach the policy to stop: put {{% endgeneration %}} of the chat template "
+        "behind the token that ends a turn"
+    )
+    assert start.notes == ((wanted,) if told else ())
