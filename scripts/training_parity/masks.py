@@ -59,8 +59,8 @@ def _blocks(patch, change) -> None:
 
     true = Chat.marked
 
-    def marked(chat, messages):
-        text, blocks = true(chat, messages)
+    def marked(chat, messages, *arguments):
+        text, blocks = true(chat, messages, *arguments)
         return text, [change(begin, end) for begin, end in blocks]
 
     patch.setattr(Chat, "marked", marked)
@@ -78,9 +78,7 @@ def _the_last_turn_alone(patch) -> None:
     from jaxrl_post.data.chat import Chat
 
     true = Chat.marked
-    patch.setattr(
-        Chat, "marked", lambda chat, messages: (lambda text, blocks: (text, blocks[-1:]))(*true(chat, messages))
-    )
+    patch.setattr(Chat, "marked", lambda chat, *given: (lambda text, blocks: (text, blocks[-1:]))(*true(chat, *given)))
 
 
 FAULTS = {
