@@ -246,10 +246,16 @@ IGNORED = [
             "data.format=trl",
             "data.template=a{prompt}",
             "data.chat=true",
+            "data.system_prompt=s",
+            "data.duplicates=drop",
             "data.source=s",
             "data.columns.id=n",
         )
         for more in (("data.train=a.jsonl", "eval.data=b.jsonl"), ("eval.data=b.jsonl",))
+    ],
+    *[
+        ("data.chat_template_kwargs.think=1", ("data.train=task:sums",), more)
+        for more in (("data.train=a.jsonl",), ("environment.name=calculator",))
     ],
     ("data.assistant_only_loss=true", SUPERVISED, ("data.train=a.jsonl", *SUPERVISED)),
     ("data.assistant_only_loss=true", ("data.train=a.jsonl",), ("data.train=a.jsonl", *SUPERVISED)),

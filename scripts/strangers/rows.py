@@ -69,6 +69,22 @@ def f05() -> Members:
     return out.members()
 
 
+NO_TEXTS = [
+    {"type": "image"},
+    {"type": "image_url", "image_url": {"url": "x"}},
+    {"type": "audio"},
+    "text",
+    {"text": "x"},
+    None,
+]
+NO_TEXTS += [
+    {"type": "text"},
+    {"type": "text", "text": 5},
+    {"type": "input_text", "text": "x"},
+    {"type": "video", "video": "x"},
+]
+
+
 def f13() -> Members:
     """Contents as lists of parts, of all roles, and parts of other kinds."""
     out, plain = Tried(), template()
@@ -89,21 +105,7 @@ def f13() -> Members:
         out.same(f"kept {at}", lambda rows=listed: prompts_of([{"prompt": rows}], reading), [wanted])
         row = {"messages": [say("user", parts), say("assistant", parts)]}
         out.same(f"answer {at}", lambda r=row, t=text: taught(r, plain), (written([say("user", text)]), f"{text}|"))
-    images = [
-        {"type": "image"},
-        {"type": "image_url", "image_url": {"url": "x"}},
-        {"type": "audio"},
-        "text",
-        {"text": "x"},
-        None,
-    ]
-    images += [
-        {"type": "text"},
-        {"type": "text", "text": 5},
-        {"type": "input_text", "text": "x"},
-        {"type": "video", "video": "x"},
-    ]
-    for bad in images:
+    for bad in NO_TEXTS:
         rows = [say("user", [{"type": "text", "text": "x"}, bad])]
         out.refused(
             f"part {bad}", lambda r=rows: prompts_of([{"prompt": r}], plain), "row 0", "content[1]", "no text part"
