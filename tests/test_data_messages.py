@@ -252,6 +252,19 @@ def test_reasoning_reaches_a_template_under_each_name():
         assert made.render([{"role": "user", "content": "", name: "so"}]) == "so|so"
 
 
+def test_a_null_of_a_message_is_left_out_for_every_caller(chat):
+    """As transformers leaves it out; a template that asks whether there is a content else writes None."""
+    call = {"function": {"name": "f", "arguments": {"a": 1}}}
+    asked = [
+        ASK,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "5", "name": None},
+    ]
+    made = Chat(template="{% for m in messages %}{{ m.content }}{{ 'name' in m }}{% endfor %}")
+    assert made.render(asked) == "2+3?FalseFalse5False"
+    made.close()
+
+
 def test_turns_without_an_end_token_are_counted():
     taught = [
         conversations.Taught([5, 6, 1, 7, 9], [True, True, False, False, True]),

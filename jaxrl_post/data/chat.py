@@ -141,7 +141,8 @@ def _plain(value: Any) -> Any:
 
 def _asked(messages: Sequence[Mapping], arguments: Mapping, **how: bool) -> dict[str, Any]:
     check_contents(messages)
-    return {"messages": [dict(message) for message in messages], "arguments": dict(arguments), **how}
+    bare = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    return {"messages": bare, "arguments": dict(arguments), **how}
 
 
 def check_contents(messages: Sequence[Mapping], where: str = "") -> None:

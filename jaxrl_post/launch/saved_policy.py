@@ -43,7 +43,17 @@ _ENGINE = (
 )
 # Sections of a config that a policy reads, and `seed`.
 READ = ("data", "engine", "lora", "mesh", "model", "reward", "sampling", "seed")
-_COLUMNS = ("format", "columns", "template", "chat", "system_prompt", "chat_template_kwargs", "date", "source")
+_COLUMNS = (
+    "format",
+    "columns",
+    "template",
+    "chat",
+    "system_prompt",
+    "chat_template_kwargs",
+    "date",
+    "source",
+    "duplicates",
+)
 _GRADING = ("functions", "weights", "timeout_s", "test_limit_s", "sandbox")
 _ANY_BATCH = 1 << 30  # tokens: no batch is made, so none may be too small
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from jaxrl_post import config as configs
-from jaxrl_post.data import prompts
+from jaxrl_post.data import duplicates, prompts
 from jaxrl_post.launch import sources
 from jaxrl_post.launch.handed import OWN
 from jaxrl_post.launch.policy import Policy
+from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards import NoScores
 from jaxrl_post.rewards.carried import Carried, carried
 from jaxrl_post.rewards.limits import Fixed
@@ -191,6 +192,9 @@ def prompts_of(
         rows = sources.handed_rows(source, data, columns.row)
     if not rows:
         raise ValueError(f"evaluate: {source} has no rows")
+    rows, notes = duplicates.settled(rows, policy.config.data.duplicates, "data", source)
+    for note in notes:
+        say(note)
     template = policy.template()
     limit = policy.config.engine.max_length - 1
     chosen = prompts.tokenised(rows[: most or None], policy.tokenizer, chat=template, limit=limit, where=source)
