@@ -185,3 +185,23 @@ def test_tools_reach_the_template():
     shown = Chat(template=template, arguments={"tools": tools}).render([{"role": "user", "content": "x"}])
     assert json.dumps(tools[0]) in shown
     assert "adder" not in Chat(template=template).render([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_follows_a_begun_turn_equals_the_text_tokenised_once(name):
+    template, end = TEMPLATES[name]
+    wording = Wording(Chat(template=template, tokens={"bos_token": "<s>", "eos_token": "</s>"}), bpe(end))
+    asked, said, then = say("user", "1+1"), say("assistant", "It is 2."), say("user", "and?")
+    before, words = [asked, say("assistant", "It is")], wording.words
+    ids = [
+        *words.encode(wording.chat.render(before), special=False),
+        *words.encode(" 2.", special=False),
+        words.eos_ids[0],
+    ]
+    ids += wording.observed(before, [then], words.eos_ids[0], begun=True)
+    assert words.decode(ids, False) == wording.chat.render([asked, said, then])
+    wording.chat.close()
+
+
+def say(role: str, content: str) -> dict:
+    return {"role": role, "content": content}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from jaxrl_post.data.chat import Chat
 from jaxrl_post.data.turns import Wording
 from jaxrl_post.rewards import environments
 from jaxrl_post.rewards.environments.asking import Asking
-from jaxrl_post.rewards.environments.conversations import Conversations, Log, TurnScores, row
+from jaxrl_post.rewards.environments.conversations import Conversations, Log, Turn, TurnScores, row
 from jaxrl_post.rewards.environments.pool import EnvironmentPool
 from jaxrl_post.telemetry.journal import Journaled
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
@@ -367,3 +368,20 @@ def test_rows():
         "answer": "7",
         "source": "s",
     }
+
+
+def test_a_message_of_the_assistant_that_a_turn_follows_is_its_beginning():
+    def say(role, content):
+        return {"role": role, "content": content}
+
+    wording = Wording(Chat(template=PLAIN), WORDS)
+    talk = Conversations(None, wording, parser="none", max_turns=3, max_s=0, logs={})
+    rollout = SimpleNamespace(
+        id=RolloutId(0, "train", 0, "p", 0), prompt=SimpleNamespace(messages=(say("user", "1"), say("assistant", "2")))
+    )
+    turns = [Turn(np.array(WORDS.encode(text, special=False)), text) for text in ("3", "4")]
+    talk._records[rollout.id] = {"3": {"messages": [say("user", "5"), say("assistant", "6")]}}
+    begun = [say("user", "1"), say("assistant", "23"), say("user", "5"), say("assistant", "6")]
+    assert talk._before(rollout, turns) == (begun, True)
+    talk._records[rollout.id] = {"3": {"messages": []}}
+    assert talk._before(rollout, turns) == (begun[:2], False)
