@@ -8,7 +8,7 @@ import pytest
 from config_arms import error
 
 from jaxrl_post import config
-from jaxrl_post.config import elsewhere, fields
+from jaxrl_post.config import elsewhere, fields, reference
 from jaxrl_post.launch.command_line import RUN, parse
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "coming_from.md"
@@ -27,8 +27,10 @@ def test_every_answer_names_options_or_flags_that_exist():
 
 def test_the_page_is_written_by_the_table():
     """`python -m jaxrl_post.config.reference coming_from > docs/coming_from.md` brings it up to date."""
-    assert PAGE.read_text(encoding="utf-8") == elsewhere.page()
-    sections = dict(zip(("verl", "TRL", "OpenRLHF"), elsewhere.page().split("\n## ")[1:], strict=True))
+    text = reference.coming_from()
+    assert PAGE.read_text(encoding="utf-8") == text
+    assert "| `optimizer.b2` | `0.95` | 0.999 | 0.999 |" in text
+    sections = dict(zip(("verl", "TRL", "OpenRLHF"), text.split("\n## ")[2:], strict=True))
     for one in elsewhere.known():
         (row,) = [line for line in sections[one.framework].splitlines() if line.startswith(f"| {one.name} |")]
         assert row.count(" |") == 3 and one.note in row and all(f"`{name}`" in row for name in one.ours)

@@ -4,13 +4,13 @@ One table feeds the error on an unknown name and the page docs/coming_from.md:
 
   python -m jaxrl_post.config.reference coming_from > docs/coming_from.md
 
-Sources: verl's trainer/config/ppo_trainer.yaml, TRL's GRPOConfig with transformers' TrainingArguments, and the flags of
-OpenRLHF's train_ppo_ray.
+Sources: verl's trainer/config/_generated_ppo_trainer.yaml (commit 035682e), GRPOConfig of TRL 1.16 with transformers'
+TrainingArguments, and the flags of OpenRLHF's train_ppo_ray.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 VERL, TRL, OPENRLHF = "verl", "TRL", "OpenRLHF"
@@ -280,6 +280,23 @@ _TABLE: dict[str, dict[str, str]] = {
         "load_checkpoint": "--resume | --resume=RUN",
     },
 }
+# option -> verl's default and TRL's, where one of them is another than ours; "-": it has no such option
+DEFAULTS: dict[str, tuple[str, str]] = {
+    "algorithm.clip_ratio_c": ("3.0", "off (delta)"),
+    "algorithm.rollout_is": ("off", "sequence mask, with vLLM"),
+    "algorithm.rollout_is_threshold": ("2.0", "3.0"),
+    "algorithm.kl_loss_coef": ("0.001, with use_kl_loss", "0.0 (beta)"),
+    "optimizer.b2": ("0.999", "0.999"),
+    "optimizer.weight_decay": ("0.01", "0.0"),
+    "optimizer.schedule": ("constant", "linear, to 0"),
+    "sampling.max_tokens": ("512", "512"),
+    "scheduler.group_size": ("1 (rollout.n)", "8"),
+    "scheduler.prompts": ("1024", "by the batch sizes"),
+    "eval.temperature": ("0.0", "1.0"),
+    "eval.samples": ("1", "8"),
+    "checkpoint.every": ("off", "500"),
+    "checkpoint.keep_last": ("all", "all"),
+}
 _SECTIONS = {
     "actor_rollout_ref": "model, optimizer, batch, engine and sampling",
     "trainer": "checkpoint, eval and mesh",
@@ -317,8 +334,8 @@ def _ends(name: str, parts: list[str]) -> bool:
     return name.split(".")[-len(parts) :] == parts
 
 
-def page() -> str:
-    """Returns docs/coming_from.md."""
+def page(defaults: Mapping[str, object]) -> str:
+    """Returns docs/coming_from.md. `defaults`: of every option here, by its name."""
     out = [
         "# Coming from verl, TRL or OpenRLHF",
         "Written by `python -m jaxrl_post.config.reference coming_from > docs/coming_from.md`; do not edit. An unknown name on the "
@@ -332,6 +349,13 @@ def page() -> str:
         "TRL's epsilon_high is an absolute bound with its loss_type cispo, so 5.0 there is `clip_ratio_high` 4.0 here. "
         "verl always averages gspo and sapo by seq-mean-token-mean; here they obey `algorithm.loss_agg_mode`.",
     ]
+    rows = ["| option | here | verl | TRL |", "|---|---|---|---|"]
+    rows += [f"| `{name}` | {defaults[name]} | {verl} | {trl} |" for name, (verl, trl) in DEFAULTS.items()]
+    out.append(
+        "## Defaults that differ\n\n" + "\n".join(rows) + "\n\n"
+        "`optimizer.lr` is 1e-6 in all three. The small policies of the demos learn nothing at that rate, so their configs set "
+        "their own. Additions of LoRA need 10 to 100 times more."
+    )
     for framework in _TABLE:
         rows = [f"| {framework} | here | note |", "|---|---|---|"]
         rows += [

@@ -99,6 +99,11 @@ def _row(option: fields.Option, read_by: Sequence[str]) -> str:
     return "| " + " | ".join([*cells, ", ".join(read_by)]).replace("  ", " ") + " |"
 
 
+def coming_from(schema: type = Config) -> str:
+    """Returns docs/coming_from.md."""
+    return elsewhere.page({option.name: _default(option) for option in fields.options(schema)})
+
+
 def _default(option: fields.Option) -> str:
     other = option.about.accelerator
     return f"`{option.default!r}`" + ("" if other is None else f", on an accelerator `{other!r}`")
@@ -147,4 +152,4 @@ def _flowing(doc: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(elsewhere.page() if sys.argv[1:] == ["coming_from"] else page())
+    sys.stdout.write(coming_from() if sys.argv[1:] == ["coming_from"] else page())

@@ -304,7 +304,7 @@ class AlgorithmConfig(TeacherTerms, TokenTerms):
 class OptimizerConfig:
     """AdamW. Norms, biases and other vectors are not decayed."""
 
-    lr: float = at_least(1e-4, 0.0, doc="The largest learning rate.")
+    lr: float = at_least(1e-6, 0.0, doc="The largest learning rate. Small models and LoRA need a higher one.")
     schedule: str = one_of(
         "constant",
         "constant",
@@ -396,7 +396,7 @@ class CriticConfig:
         "at 0.",
     )
     lr: float = at_least(
-        1e-4, 0.0, used_when=_CRITIC, doc="As optimizer.lr. All else is as the section optimizer says."
+        1e-5, 0.0, used_when=_CRITIC, doc="As optimizer.lr. All else is as the section optimizer says."
     )
     warmup_steps: int = at_least(
         0,
