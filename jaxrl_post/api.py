@@ -34,9 +34,9 @@ Rows = str | Path | Sequence[Mapping]  # a file, task:NAME, or rows as dicts
 
 def train(
     config: Any,
-    rewards: Sequence[Callable | str] = (),
+    rewards: Callable | str | Sequence[Callable | str] = (),
     data: Rows | None = None,
-    callbacks: Sequence[Callable[[dict], object]] = (),
+    callbacks: Callable[[dict], object] | Sequence[Callable[[dict], object]] = (),
     *,
     held_out: Rows | None = None,
     overrides: Sequence[str] = (),
@@ -48,10 +48,11 @@ def train(
 
     Args:
       config: the path of a config file, the result of `jaxrl_post.config.default()` with values assigned, or nested dicts.
-      rewards: functions of verl's or TRL's signature, or their import paths. Empty: reward.functions of the config.
+      rewards: functions of verl's or TRL's signature, or their import paths; one may stand alone. Empty: reward.functions
+        of the config.
       data: training rows; None: data.train of the config. Rows are dicts with the columns of a data file.
         Evaluation is then off, unless `held_out` or eval.data says on what.
-      callbacks: called with each row of metrics as a dict: at every commit, and after every evaluation.
+      callbacks: called with each row of metrics as a dict: at every commit, and after every evaluation. One may stand alone.
       held_out: rows of evaluation; None: eval.data of the config.
       overrides: options as `a.b=value`, as on the command line. They come last.
       folder: of the run, or SCHEME://BUCKET/NAME; must be new or empty, or hold the run to resume. Empty: a new one below run_dir.
@@ -66,6 +67,9 @@ def train(
     """
     if resume and not folder:
         raise ValueError("train: resume=True says not which run: give its folder, too")
+    called = (callbacks,) if callable(callbacks) else tuple(callbacks)
+    if odd := [one for one in called if not callable(one)]:
+        raise ValueError(f"train: callbacks must be functions, got {odd[0]!r}, a {type(odd[0]).__name__}")
     values = _values(config)
     sources = _data(values, data, held_out)
     configs.assign(values, options)
@@ -74,7 +78,7 @@ def train(
     if rewards:
         names, code, digests = carried(rewards, OWN)
         configs.assign(values, {"reward.functions": names})
-    handed = Handed(sources=sources, code=code, digests=digests, callbacks=tuple(callbacks), endpoint=endpoint.opened)
+    handed = Handed(sources=sources, code=code, digests=digests, callbacks=called, endpoint=endpoint.opened)
     exit_code = 1
     with compile_guard.restored(), contextlib.ExitStack() as stack:
         try:
@@ -99,7 +103,7 @@ def train(
 def evaluate(
     policy: Policy | str | Path,
     data: Rows,
-    rewards: Sequence[Callable | str] = (),
+    rewards: Callable | str | Sequence[Callable | str] = (),
     n: int = 4,
     *,
     sampling: Sampling | Mapping[str, Any] | None = None,

@@ -75,7 +75,7 @@ def trained(here):
     """The run, the rows that its callback saw, and what was set in this process before and after."""
     seen, set_before = [], _set()
     run = jaxrl_post.train(
-        settings(here), [grader()], TRAIN, [seen.append], held_out=HELD_OUT, folder=here / "run", eval__show=0
+        settings(here), grader(), TRAIN, seen.append, held_out=HELD_OUT, folder=here / "run", eval__show=0
     )
     return run, seen, (set_before, _set())
 
@@ -293,6 +293,8 @@ def test_an_interrupt_and_a_callback_that_raises_end_a_run_which_then_goes_on(he
         ({"data": 3}, "data.train must be rows, a path or task:NAME, got a int"),
         ({"data": []}, "has no rows: give at least one"),
         ({"data": [{"text": "1+1="}]}, "python:data.train, row 1"),
+        ({"data": [{"prompt": "1+1=", "note": {1}}]}, "row 1, column 'note': holds a set, which no"),
+        ({"callbacks": [3]}, "callbacks must be functions, got 3, a int"),
         ({"data": [{"prompt": "1+1=", "answer": "2"}, {"prompt": "x", "answer": "2"}]}, "python:data.train, row 2"),
     ],
 )
@@ -326,7 +328,7 @@ def test_mistakes_are_one_sentence_and_leave_no_folder(here, changed, sentence):
             "seeds must be a whole number or uint32[1, 2, 2]",
         ),
         (lambda p, run: p.logprobs(["1+1="], ["1", "2"]), "2 completions for 1 prompts"),
-        (lambda p, run: jaxrl_post.evaluate(p, [], [grader()]), "has no rows"),
+        (lambda p, run: jaxrl_post.evaluate(p, [], grader()), "has no rows"),
         (lambda p, run: jaxrl_post.evaluate(p, "task:smus", [grader()]), "there is no task 'smus'"),
     ],
 )

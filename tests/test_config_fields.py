@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 
 import pytest
 from config_arms import DISTILL, PAIRS, PIPE, REWARD_MODEL, SUPERVISED, TAIL, error, given
@@ -409,3 +410,13 @@ def test_the_sentence_of_what_is_ignored():
         "scheduler.over=2"
     )
     assert "has no log-probs of an engine" in error(*SUPERVISED, "algorithm.rollout_is=token")
+
+
+def test_all_that_would_be_ignored_is_said_at_once_and_the_flags_leave_it_at_its_default():
+    asked = ["model.preset=tiny", "eval.data=task:sums", "eval.samples=2", "eval.at=[1]", "eval.prompts=0"]
+    with pytest.raises(ValueError, match="eval.data='task:sums' would be ignored") as error:
+        config.resolve(config.default(), asked)
+    _, _, flags = str(error.value).rpartition("to leave all of them at their defaults, add ")
+    undone = [flag.removeprefix("--config.") for flag in shlex.split(flags)]
+    assert len(undone) == 3
+    assert config.resolve(config.default(), [*asked, *undone]).eval.prompts == 0

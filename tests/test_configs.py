@@ -92,8 +92,9 @@ def test_distillation_runs(name, tmp_path):
     _runs(name, tmp_path, "--config.scheduler.group_size=1", teacher, *more)
 
 
-def test_conversations_are_trained_on(tmp_path):
-    assert main.main([f"--config={CONFIGS / 'conversations_sft.py'}", f"--run-dir={tmp_path / 'run'}"]) == 0
+@pytest.mark.parametrize("name", ["conversations_sft", "sft"])
+def test_rows_are_trained_on(name, tmp_path):
+    assert main.main([f"--config={CONFIGS / name}.py", f"--run-dir={tmp_path / 'run'}"]) == 0
     losses = [
         row["actor/pg_loss"] for row in metrics.read(tmp_path / "run" / "metrics.jsonl") if "actor/pg_loss" in row
     ]

@@ -7,6 +7,7 @@ import json
 import random
 import sys
 
+import numpy as np
 import pytest
 
 from jaxrl_post.data import chat, files, prompts
@@ -87,6 +88,15 @@ def test_nanoseconds_lose_no_digit(tmp_path):
     assert first["when"] == "2023-11-14 22:13:20.000001" and first["fine"] == "2023-11-14 22:13:20.000000001"
     assert first["deep"] == [{"at": "1970-01-01 00:00:00.000000001"}] and first["time"] == "00:00:00.000000001"
     assert second["when"] is None and second["fine"] is None and (first["took"], second["took"]) == (1, 2000)
+
+
+def test_values_of_a_program_become_what_json_has():
+    row = {"a": np.int64(3), "b": np.arange(2), "c": (1, None), "d": {"e": datetime.date(2026, 1, 2), "f": True}}
+    got = files.plain("row 1", row)
+    assert got == {"a": 3, "b": [0, 1], "c": [1, None], "d": {"e": "2026-01-02", "f": True}}
+    assert type(got["a"]) is int
+    with pytest.raises(ValueError, match="row 1, column 'a': holds a complex"):
+        files.plain("row 1", {"a": 1j})
 
 
 def test_a_bad_row_of_parquet_is_named(tmp_path):

@@ -8,6 +8,7 @@ Options are named by section and name, so nothing here knows a schema: the simul
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,9 +79,13 @@ def check(config: Any, relations: Iterable[Relation], aliases: Mapping[str, str]
         values = tuple(map(names.value, one.names))
         if one.when.holds(names.value) and not one.need(*values):
             raise ValueError(_broken(one, names, values))
-    for option in fields.options(type(config)):
-        if names.value(option.name) != option.default and not option.about.used_when.holds(names.value):
-            raise ValueError(ignored(option, names))
+    unread = [
+        option
+        for option in fields.options(type(config))
+        if names.value(option.name) != option.default and not option.about.used_when.holds(names.value)
+    ]
+    if unread:
+        raise ValueError(ignored(unread[0], names) + _beside(unread, names))
 
 
 def ignored(option: fields.Option, names: Names) -> str:
@@ -93,6 +98,20 @@ def ignored(option: fields.Option, names: Names) -> str:
         f"{names.fact(option.name)} would be ignored: it is read only where {used.words(names.shown)}{why}, and here "
         f"{facts}; leave it at {option.default!r} or change {other}"
     )
+
+
+def _beside(unread: list[fields.Option], names: Names) -> str:
+    """Returns what else would be ignored, and the flags that leave all of it at its default."""
+    if len(unread) == 1:
+        return ""
+    others = ", ".join(names.fact(option.name) for option in unread[1:])
+    flags = " ".join(f"--config.{names.shown(option.name)}={_written(option.default)}" for option in unread)
+    return f"; so would {others}; to leave all of them at their defaults, add {flags}"
+
+
+def _written(value: Any) -> str:
+    """Returns a value as a shell and the command line take it."""
+    return shlex.quote(value if isinstance(value, str) else repr(value))
 
 
 def _broken(one: Relation, names: Names, values: tuple) -> str:

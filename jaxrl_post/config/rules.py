@@ -407,18 +407,22 @@ _PARTS = (
         "(reward.test_limit_s, reward.adaptive_limit)",
         nearest=lambda timeout, limit: limit,
     ),
+)
+
+_KINDS = (  # first, because other relations speak of one of these alone
     relation(
         "engine.name",
         "algorithm.loss_mode",
         "algorithm.adv_estimator",
         need=_belong,
         says="{engine.name} with {algorithm.loss_mode} and {algorithm.adv_estimator}: supervised training is 'demonstrations' "
-        "with 'sft' and 'ones', training on preferences is 'preferences' with 'dpo', 'ipo' or 'bradley_terry' and 'pairs', 'gkd' is "
-        "with 'distill', and 'rows' has other losses",
+        "with 'sft' and 'ones' (configs/sft.py), training on preferences is 'preferences' with 'dpo', 'ipo' or 'bradley_terry' and "
+        "'pairs', 'gkd' is with 'distill', and 'rows' has other losses",
     ),
 )
 
 RUN = (
+    *_KINDS,
     *_SIZES,
     *_STEPS,
     *_LOANS,

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jaxrl_post import json_text
 
@@ -86,7 +88,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     # Damaged pages raise OSError and bare errors of Python beside the library's own.
     damaged = (pyarrow.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError)
     for number, row in enumerate(_batched_rows(path, pyarrow.parquet, damaged), start=1):
-        yield f"{path}, row {number}", _plain(f"{path}, row {number}", row)
+        yield f"{path}, row {number}", plain(f"{path}, row {number}", row)
 
 
 def _batched_rows(path: Path, parquet: Any, damaged: tuple[type[Exception], ...]) -> Iterator[dict]:
@@ -137,20 +139,27 @@ def _without_nanoseconds(kind: Any, unit: str) -> Any:
     return pyarrow.duration(unit) if unit else pyarrow.int64()
 
 
-def _plain(where: str, value: Any) -> Any:
-    """What JSON could have said."""
-    if isinstance(value, dict):
-        return {name: _plain(f"{where}, column {name!r}", member) for name, member in value.items()}
-    if isinstance(value, list):
-        return [_plain(where, member) for member in value]
+def plain(where: str, value: Any) -> Any:
+    """Returns a value of a row as JSON could have said it: arrays become lists, and dates and decimals become text.
+
+    Raises:
+      ValueError: JSON has nothing like it. One sentence that begins with `where`.
+    """
+    if isinstance(value, Mapping):
+        return {name: plain(f"{where}, column {name!r}", member) for name, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(where, member) for member in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(where, value.tolist())
     if isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal)):
         return str(value)
-    if isinstance(value, bytes):
-        raise ValueError(
-            f"data: {where}: holds bytes, which no text prompt or reward function can use; write the file "
-            "without that column"
-        )
-    return value
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    what = "bytes" if isinstance(value, bytes) else f"a {type(value).__name__}"
+    raise ValueError(
+        f"data: {where}: holds {what}, which no text prompt or reward function can use; leave it out, or give it as text, "
+        "a number, a list or an object"
+    )
 
 
 _READERS = {".jsonl": _lines, ".json": _lines, ".parquet": _parquet}

@@ -16,7 +16,18 @@ from typing import Any
 import numpy as np
 
 from jaxrl_post.config import Config
-from jaxrl_post.data import chat, conversations, duplicates, mixture, preferences, prompts, supervised, tasks, tokenizer
+from jaxrl_post.data import (
+    chat,
+    conversations,
+    duplicates,
+    files,
+    mixture,
+    preferences,
+    prompts,
+    supervised,
+    tasks,
+    tokenizer,
+)
 from jaxrl_post.data.columns import COMPLETION, Columns
 from jaxrl_post.data.overlong import DROP, Overlong
 from jaxrl_post.json_text import shown
@@ -293,7 +304,8 @@ def _rows(config: Config, source: str, split: str, size: int, arguments: Mapping
 
 def handed_rows(source: str, given: Sequence[Any], read: Callable[[str, Any], dict]) -> list[dict]:
     """Returns the rows that a program gave, each as `read(place, row)` reads it."""
-    return [read(f"{source}, row {number}", row) for number, row in enumerate(given, start=1)]
+    places = [(f"{source}, row {number}", row) for number, row in enumerate(given, start=1)]
+    return [read(place, files.plain(place, row)) for place, row in places]
 
 
 def _read(

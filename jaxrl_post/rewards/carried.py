@@ -37,15 +37,17 @@ class Carried(NamedTuple):
     digests: Mapping[str, str]
 
 
-def carried(functions: Sequence[str | Callable], prefix: str) -> Carried:
+def carried(functions: str | Callable | Sequence[str | Callable], prefix: str) -> Carried:
     """Returns the functions as a config and a reward process take them. An import path stays as it is.
 
     Args:
+      functions: several, or one alone.
       prefix: of the name of each function that goes by value.
 
     Raises:
       ValueError: something that is neither a function nor a path, or that holds what no other process can have.
     """
+    functions = (functions,) if isinstance(functions, str) or callable(functions) else functions
     names, code, digests = [], {}, {}
     for function in functions:
         name = function if isinstance(function, str) else _path(function)
