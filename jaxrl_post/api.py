@@ -67,9 +67,6 @@ def train(
     """
     if resume and not folder:
         raise ValueError("train: resume=True says not which run: give its folder, too")
-    called = (callbacks,) if callable(callbacks) else tuple(callbacks)
-    if odd := [one for one in called if not callable(one)]:
-        raise ValueError(f"train: callbacks must be functions, got {odd[0]!r}, a {type(odd[0]).__name__}")
     values = _values(config)
     sources = _data(values, data, held_out)
     configs.assign(values, options)
@@ -78,7 +75,7 @@ def train(
     if rewards:
         names, code, digests = carried(rewards, OWN)
         configs.assign(values, {"reward.functions": names})
-    handed = Handed(sources=sources, code=code, digests=digests, callbacks=called, endpoint=endpoint.opened)
+    handed = Handed(sources=sources, code=code, digests=digests, callbacks=_called(callbacks), endpoint=endpoint.opened)
     exit_code = 1
     with compile_guard.restored(), contextlib.ExitStack() as stack:
         try:
@@ -112,6 +109,14 @@ def evaluate(
     """Scores a policy, or the one at a path, on data. See launch/scored.py for the other arguments and the figures."""
     opened = policy if isinstance(policy, Policy) else load(policy)
     return scored.evaluate(opened, data, rewards, n, sampling=sampling, **how)
+
+
+def _called(callbacks: Any) -> tuple[Callable[[dict], object], ...]:
+    """Returns the callbacks, of which one may have stood alone."""
+    several = (callbacks,) if callable(callbacks) else tuple(callbacks)
+    if odd := [one for one in several if not callable(one)]:
+        raise ValueError(f"train: callbacks must be functions, got {odd[0]!r}, a {type(odd[0]).__name__}")
+    return several
 
 
 def _values(config: Any) -> dict:
