@@ -55,6 +55,7 @@ def serve(folder: str, events: str) -> int:
             return park(ids)
 
         server.engine.meanwhile, server.engine.park = dispatched, parked
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)  # unread streams stand still soon
         print(listening.getsockname()[1], flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             return server.serve(listening)

@@ -35,6 +35,7 @@ ENGINE |= {"sampling__max_tokens": 24}
 def _running(made: Any) -> Iterator[int]:
     """Serves in a thread until the block ends, and yields the port."""
     listening = socket.create_server(("127.0.0.1", 0))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)  # a client that reads nothing holds it up soon
     thread = threading.Thread(target=made.serve, args=(listening,))
     thread.start()
     try:
