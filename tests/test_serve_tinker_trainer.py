@@ -21,7 +21,7 @@ from jaxrl_post.serve.refusal import Refusal
 from jaxrl_post.serve.tinker import datums, trainer
 from jaxrl_post.serve.tinker.losses import LOSSES
 from jaxrl_post.serve.tinker.programs import Adam
-from jaxrl_post.serve.tinker.snapshots import Snapshot, Snapshots
+from jaxrl_post.serve.tinker.snapshots import Saved, Snapshot, Snapshots
 from jaxrl_post.trainer import programs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -219,7 +219,7 @@ def test_saved_weights_continue_bit_for_bit(tmp_path):
     run = one.begin("run", lora_arms.PLAIN, 5)
     one.forward_backward("run", made(), "cross_entropy", {})
     one.step("run", ADAM)
-    path = folder.path("run", "weights", "first")
+    path = folder.path("", "run", "weights", "first")
     folder.write(path, one.snapshot("run", optimizer=True))
     assert folder.about(path).steps == 1 and not folder.about(path).trees
 
@@ -240,7 +240,7 @@ def test_saved_weights_continue_bit_for_bit(tmp_path):
     with pytest.raises(Refusal, match="the model trains all weights"):
         one.load("all", folder.read(path), optimizer=False)
     with pytest.raises(Refusal, match="was saved before"):
-        folder.path("run", "weights", "first")
+        folder.path("", "run", "weights", "first")
     with pytest.raises(Refusal, match="is damaged"):
         (tmp_path / "run" / "weights" / "first.safetensors").write_bytes(b"short")
         folder.read(path)
@@ -252,10 +252,12 @@ def test_additions_are_refused_on_another_base_of_the_same_name(tmp_path):
     paths = {}
     for name, given in (("added", lora_arms.PLAIN), ("whole", None)):
         one.begin(name, given, 0)
-        paths[name] = folder.path(name, "weights", "first")
+        paths[name] = folder.path("alice", name, "weights", "first")
         folder.write(paths[name], one.snapshot(name, optimizer=False))
         other.begin(name, given, 0)
         one.load(name, folder.read(paths[name]), optimizer=False)
+        with pytest.raises(Refusal, match="there is no"):
+            folder.read(paths[name]._replace(owner="bob"))
     with pytest.raises(Refusal, match="additions to other weights than 'made' here"):
         other.load("added", folder.read(paths["added"]), optimizer=False)
     with pytest.raises(Refusal, match="additions to other weights"):
@@ -264,14 +266,14 @@ def test_additions_are_refused_on_another_base_of_the_same_name(tmp_path):
     other.load("whole", whole, optimizer=False)
     with pytest.raises(Refusal, match="other shapes than 'made' here"):
         other.load("whole", dataclasses.replace(whole, mark="0"), optimizer=False)
-    flat = load_file(tmp_path / "added" / "weights" / "first.safetensors")
-    save_file(flat, tmp_path / "added" / "weights" / "first.safetensors", {"jaxrl_post": '{"base": "made"}'})
+    flat = load_file(tmp_path / "alice" / "added" / "weights" / "first.safetensors")
+    save_file(flat, tmp_path / "alice" / "added" / "weights" / "first.safetensors", {"jaxrl_post": '{"base": "made"}'})
     with pytest.raises(Refusal, match="is damaged"):
         folder.read(paths["added"])
 
 
 def test_a_file_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
-    folder, path = Snapshots(tmp_path), "tinker://run/weights/x"
+    folder, path = Snapshots(tmp_path), Saved("", "tinker://run/weights/x")
     one = Snapshot(base="made", mark="", lora=None, steps=0, trees={"weights": {"w": np.ones(3, np.float32)}})
 
     def full(leaves, file, told):
@@ -280,7 +282,7 @@ def test_a_file_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, m
 
     with monkeypatch.context() as patched:
         patched.setattr("jaxrl_post.serve.tinker.snapshots.save_file", full)
-        with pytest.raises(Refusal, match=f"{path} cannot be written: .* No space left"):
+        with pytest.raises(Refusal, match=f"{path.path} cannot be written: .* No space left"):
             folder.write(path, one)
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
     (tmp_path / "run" / "weights").rmdir()
@@ -295,4 +297,4 @@ def test_a_file_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, m
 )
 def test_no_path_leads_out_of_the_folder(tmp_path, path):
     with pytest.raises(Refusal, match="must be tinker://RUN/weights/NAME"):
-        Snapshots(tmp_path).read(path)
+        Snapshots(tmp_path).read(Saved("", path))
