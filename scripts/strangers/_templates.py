@@ -6,7 +6,7 @@ CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# As Mistral's: tools stand before the last message of the user, and calls and answers of tools have marks of their own.
+# As Mistral's: tools stand before the last message of the user. Calls and results of tools have marks of their own.
 MISTRAL = """{%- if messages[0].role == 'system' %}
     {%- set system_message = messages[0].content %}
     {%- set loop_messages = messages[1:] %}

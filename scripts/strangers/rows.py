@@ -1,7 +1,8 @@
 """Rows of strangers: what a template is shown of each, written here by plain string operations, and what is refused.
 
-Kinds: tools and arguments (F05), parts (F13), nulls of Arrow (F14), begun turns (F15), duplicates (F19), pairs beside a text (F20),
-messages as text (F21), arrays and byte order marks (F22), dates (F23), marks without an end (F31), and the options (T20).
+Kinds of templates: tools and arguments (F05), parts (F13), nulls of Arrow (F14), begun turns (F15), dates (F23), marks without an
+end (F31), and the options (T20). Kinds of files: duplicates (F19), pairs beside a text (F20), messages as text (F21), arrays and
+byte order marks (F22).
 """
 
 from __future__ import annotations
