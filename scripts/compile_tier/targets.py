@@ -57,33 +57,6 @@ def mesh_of(devices, axes: tuple[int, int, int]) -> Mesh:
     return Mesh(chosen, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
 
 
-# Compute capability: name, multiprocessors, and bytes of shared memory of one and of a block that asks for more.
-OTHER_GPUS = {
-    "7.5": ("Tesla T4", 40, 65536, 65536),
-    "8.0": ("NVIDIA A100", 108, 167936, 166912),
-    "8.9": ("NVIDIA L4", 58, 102400, 101376),
-    "10.0": ("NVIDIA B200", 148, 233472, 232448),
-}
-
-
-def other_gpu(capability: str) -> Mesh:
-    """Returns a mesh of one GPU that is no Hopper."""
-    name, cores, shared, most = OTHER_GPUS[capability]
-    major, minor = capability.split(".")
-    told = H200.read_text()
-    for old, new in (
-        ("core_count: 132", f"core_count: {cores}"),
-        ("shared_memory_per_core: 233472", f"shared_memory_per_core: {shared}"),
-        ("shared_memory_per_block_optin: 232448", f"shared_memory_per_block_optin: {most}"),
-        ("{ major: 9 }", f"{{ major: {major} minor: {minor} }}"),
-        ("NVIDIA H200", name),
-    ):
-        assert told.count(old) == 1, f"{H200} does not hold {old!r} once"
-        told = told.replace(old, new)
-    how = dict(platform="cuda", target_config=told, topology="1x1x1")
-    return mesh_of(topologies.get_topology_desc(**how).devices, (1, 1, 1))
-
-
 PROJECTIONS = ("q", "k", "v")  # [D, heads, H] is tiled over heads and H, and multiplied over D
 MATRICES = (
     *PROJECTIONS,

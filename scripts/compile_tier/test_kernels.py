@@ -16,9 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from targets import TARGETS, memory, other_gpu
+from targets import TARGETS, memory
 
 from jaxrl_post.kernels import attention, flash_gpu, thresholds, verify
+from jaxrl_post.launch import chips, device_less
 from jaxrl_post.parallel import mesh as meshes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -153,16 +154,14 @@ def test_tiles_that_gpu_check_times(kernel, size):
 
 
 SPILLED = pytest.param(
-    "10.0", 128, marks=pytest.mark.xfail(strict=True, reason="the walk over queries spills; tiles are those of Hopper")
+    "b200", 128, marks=pytest.mark.xfail(strict=True, reason="the walk over queries spills; tiles are those of Hopper")
 )
 
 
-@pytest.mark.parametrize(
-    "capability, width", [("8.0", 64), ("8.0", 128), ("8.9", 64), ("8.9", 128), ("10.0", 64), SPILLED]
-)
-def test_tiles_of_a_run_on_other_gpus(capability, width):
+@pytest.mark.parametrize("where, width", [("a100", 64), ("a100", 128), ("l4", 64), ("l4", 128), ("b200", 64), SPILLED])
+def test_tiles_of_a_run_on_other_gpus(where, width):
     """They are those that fit into the registers of a Hopper."""
-    assert_nothing_is_spilled(other_gpu(capability), width)
+    assert_nothing_is_spilled(device_less.mesh(chips.read(where), (1, 1, 1)), width)
 
 
 def assert_nothing_is_spilled(mesh, width, **how):
