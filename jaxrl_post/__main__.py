@@ -29,6 +29,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxrl_post.json_text import shown
+from jaxrl_post.launch.ended import ended
 
 COMMANDS = {
     "train": "jaxrl_post.main",
@@ -68,4 +69,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(ended(main(sys.argv[1:])))

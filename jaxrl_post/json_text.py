@@ -115,10 +115,15 @@ def shown(value: Any, most: int = _SHOWN) -> str:
         text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     except (RecursionError, ValueError):  # too deep, or a number of too many digits
         return f"a {type(value).__name__}"
+    return cut(text, most)
+
+
+def cut(text: str, most: int) -> str:
+    """Returns a text of at most `most` characters, with three points where some are left out."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def said(error: BaseException | str) -> str:
     """Returns the words of another library's error on one line, cropped."""
     text = " ".join(str(error).split())
-    return text if len(text) <= _SAID else f"{text[: _SAID - 3]}..."
+    return cut(text, _SAID)

@@ -64,7 +64,7 @@ from jaxrl_post.buckets.store import Unreachable
 from jaxrl_post.checkpoint import log_marks, unsaved
 from jaxrl_post.checkpoint.store import SaveFailed
 from jaxrl_post.config import reference
-from jaxrl_post.launch import adapter, attempts, completions, resume, reward_start
+from jaxrl_post.launch import adapter, attempts, completions, ended, resume, reward_start
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.assemble import Run, assemble
 from jaxrl_post.launch.handed import Handed
@@ -437,4 +437,4 @@ def sorry(error: Exception, code: int = 1) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(ended.ended(main(sys.argv[1:])))

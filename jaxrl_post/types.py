@@ -96,7 +96,8 @@ class Prompt:
 
     `id` is the same in every epoch. `tokens` is int32[T] with T >= 1. `arguments`: what its chat template was given beside
     `messages`. `extra` holds the other columns of verl's format. `where`: the file and line that it was read from. `lacks`: why
-    `answer` is no ground truth, if it is none. `weight`: of its rollouts in the loss.
+    `answer` is no ground truth, if it is none. `value`: the ground truth as it stands in the file where it is no text; `answer` is
+    then its JSON. `weight`: of its rollouts in the loss.
     """
 
     id: str
@@ -109,6 +110,12 @@ class Prompt:
     arguments: Mapping = field(default_factory=dict)
     extra: Mapping = field(default_factory=dict)
     weight: float = 1.0
+    value: Any = None
+
+    @property
+    def truth(self) -> Any:
+        """Returns the ground truth as it stands in the file."""
+        return self.answer if self.value is None else self.value
 
     @classmethod
     def of_tokens(cls, tokens: np.ndarray) -> Prompt:

@@ -29,7 +29,7 @@ def check(path, function, **columns):
     """As launch/assemble.py does before a run: every prompt against what the function says it needs."""
     loaded = worker.load(function)
     for prompt in read(path, **columns):
-        signatures.check(prompt, function, loaded.needs, loaded.truths, loaded.instead)
+        signatures.check(prompt, function, loaded.needs, loaded.truths, loaded.instead, loaded.reader)
 
 
 def written(folder, *rows):
@@ -88,6 +88,30 @@ def test_texts_and_falsy_values_are_truths(tmp_path):
     path = written(tmp_path, *rows)
     check(path, EXACT)
     assert [prompt.answer for prompt in read(path)] == ["null", "NaN", "None", "0", "false", "[]", "[null]"]
+
+
+def test_functions_get_a_truth_as_it_stands_in_the_file(tmp_path):
+    values = [{"target": 24, "numbers": [2, 3]}, ["1/2", "0.5"], 3, 0.5, False, "3", "[1]"]
+    path = written(
+        tmp_path, *({"prompt": str(i), "reward_model": {"ground_truth": one}} for i, one in enumerate(values))
+    )
+    table = pyarrow.table({"prompt": ["a", "b"], "answer": [["1/2", "0.5"], ["2"]]})
+    parquet.write_table(table, tmp_path / "f.parquet")
+    for prompt, value in zip(
+        [*read(path), *read(tmp_path / "f.parquet")], [*values, ["1/2", "0.5"], ["2"]], strict=True
+    ):
+        assert signatures.columns(prompt)["ground_truth"] == signatures.columns(prompt)["answer"] == value
+        assert prompt.truth == value and type(prompt.truth) is type(value)
+        assert prompt.answer == (value if isinstance(value, str) else json.dumps(value))
+
+
+def test_tests_that_test_nothing_are_refused_by_file_and_line(tmp_path):
+    function = "jaxrl_post.rewards.code:tests"
+    path = written(tmp_path, {"prompt": "1", "answer": "assert f() == 1"}, {"prompt": "2", "answer": {"a": 1}})
+    with pytest.raises(
+        ValueError, match="f.jsonl, line 2: reward function .*tests nothing of the program; give stdin pairs"
+    ):
+        check(path, function)
 
 
 def test_parquet_names_the_row(tmp_path):

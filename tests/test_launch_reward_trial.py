@@ -44,6 +44,12 @@ def misread(data_source, solution_str, ground_truth, extra_info):
 def shy(completions, answer):
     return [None if truth in text else float(len(text) % 2) for text, truth in zip(completions, answer)]
 
+def alone(completions, **columns): return [1.0]
+
+def loud(data_source, solution_str, ground_truth, extra_info):
+    print("x" * (1 << 20))
+    return float(solution_str == ground_truth)
+
 def fails(data_source, solution_str, ground_truth, extra_info): return {}["x"]
 """
 
@@ -55,7 +61,7 @@ def start(*answers) -> types.SimpleNamespace:
         )
         for i, answer in enumerate(answers)
     ]
-    return types.SimpleNamespace(train=prompts, tokenizer=characters("0123456789+="))
+    return types.SimpleNamespace(train=prompts, held_out=(), tokenizer=characters("0123456789+="))
 
 
 @pytest.fixture
@@ -65,7 +71,8 @@ def tried(tmp_path):
     def one(name, *answers, sampled=()):
         given = start(*(answers or ("2", "3", "4")))
         function = f"{tmp_path / 'r.py'}:{name}" if ":" not in name else name
-        config = types.SimpleNamespace(reward=configs.RewardConfig(workers=1, timeout_s=20.0))
+        about, size = configs.RewardConfig(workers=1, timeout_s=20.0), types.SimpleNamespace(group_size=4)
+        config = types.SimpleNamespace(reward=about, scheduler=size)
         return reward_trial.tried(
             config, given, function, given.train, Printed(tmp_path / "rewards.log"), dict(sampled)
         )
@@ -93,7 +100,8 @@ def test_right_and_wrong_answers_in_the_form_that_a_function_reads(tried, tmp_pa
         ("same", ("", ""), "", "all scores are equal: 0.5, for right texts and for wrong ones"),
         ("misread", (), "1 of 3 gold texts are not scored 1; the first is that of row 2", ""),
         ("shy", (), "it scores no gold text, and some wrong ones", ""),
-        ("fails", (), "it fails: reward function", ""),
+        ("fails", (), "it fails at ", ""),
+        ("alone", (), "it returned a list of 1 for a group of 4 completions", ""),
         ("jaxrl_post.rewards.format:thinking", ("", ""), "", "all scores are 0"),
     ],
 )
@@ -157,14 +165,27 @@ def test_the_command_prints_every_function_and_writes_nothing(here, capsys):
     functions = f"--config.reward.functions=['{here / 'r.py'}:exact','{here / 'r.py'}:fails']"
     assert commands.main(["reward_check", f"--config={here / 'c.py'}", functions, "--sampled=0"]) == 1
     said = capsys.readouterr()
-    assert said.err.count("error: ") == 1 and "fails: reward function" not in said.err.splitlines()[0][:20]
-    assert "it fails: reward function" in said.out and "r.py:fails'" in said.err and "KeyError: 'x'" in said.err
+    assert said.err.count("error: ") == 1 and "r.py:fails': it fails at " in said.err
+    assert (said.out + said.err).count("KeyError: 'x'") == 1 and "WARNING" not in said.err
     assert sorted(path for path in here.rglob("*") if "__pycache__" not in path.parts) == before
     assert commands.main(["reward_check", f"--config={ROOT / 'configs' / 'demo_calculator.py'}"]) == 1
     assert "scored by the environment; only reward.functions are tried" in capsys.readouterr().err
     with pytest.raises(SystemExit) as end:
         commands.main(["reward_check", "--help"])
     assert end.value.code == 0 and "--rows=N" in capsys.readouterr().out
+
+
+def test_the_command_cuts_what_functions_print_and_refuses_tests_of_nothing(here, capsys):
+    words = ["reward_check", f"--config={here / 'c.py'}", "--sampled=0", "--rows=1"]
+    assert commands.main([*words, f"--config.reward.functions=['{here / 'r.py'}:loud']"]) == 0
+    assert len(capsys.readouterr().out) < 2000
+    tests = "--config.reward.functions=['jaxrl_post.rewards.code:tests']"
+    assert commands.main([*words, tests]) == 1
+    assert "train.jsonl, line 1: reward function" in (said := capsys.readouterr().err) and "tests nothing" in said
+    pairs = {"prompt": "1+1=", "answer": {"inputs": ["1 2\n"], "outputs": ["3\n"]}}
+    (here / "train.jsonl").write_text(json.dumps(pairs) + "\n")
+    assert commands.main([*words, tests]) == 0
+    assert "'a program that knows the tests': mean 1 of 1 (1)" in capsys.readouterr().out
 
 
 def test_one_call_says_where_a_function_fails(here):

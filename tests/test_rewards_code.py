@@ -56,7 +56,7 @@ def test_what_goes_beyond_the_limit_is_a_verdict():
 
 
 def test_where_tests_come_from():
-    assert code.code("no fence") == "no fence" and code.code("```\na\n```\n```py\nb\n```") == "b\n"
+    assert code.code("no fence") == "no fence" and code.code("```py\na\n```\n```py\nb\n```") == "b\n"
     assert code.tests("s", "x = 3", "assert x == 3", {})["score"] == 1.0
     assert code.tests("s", "x = 3", json.dumps(["assert x == 3", "assert x == 4"]), {})["passed"] == 0.5
     extra = {"prompt": "def twice(n):\n", "test": "def check(f):\n    assert f(2) == 4\n", "entry_point": "twice"}
@@ -79,6 +79,40 @@ def test_real_tasks_accept_their_own_solutions_and_no_others(data_dir, mbpp, hum
         1.0
     ] * humaneval
     assert sum(code.tests("humaneval", "    pass\n", "", task)["score"] for task in tasks) == 0
+
+
+QUOTE = '"'
+BODY = "def add(a, b):\n    return a + b\n"
+FENCES = {
+    "capital": f"```Python\n{BODY}```\nIt adds.",
+    "number": f"~~~ python3.12\n{BODY}~~~",
+    "words behind": f"```py title=add.py\n{BODY}```",
+    "class": f"````{{.python .numberLines}}\n{BODY}````",
+    "list": "1. Code:\n   ```python\n"
+    + BODY.replace("def", "   def").replace("    return", "       return")
+    + "   ```\n",
+    "quote": "> ```python\n> def add(a, b):\n>     return a + b\n> ```\n",
+    "without end": f"So:\n```python\n{BODY}",
+    "output behind": f"```python\n{BODY}```\nOutput:\n```\n3\n```\n",
+    "shell behind": f"```python\n{BODY}```\n```bash\npython add.py\n```\n",
+    "in tags": f"<answer>\n```python\n{BODY}```\n</answer>",
+    "no language": f"Input:\n```json\n1\n```\n```\n{BODY}```\nDone.",
+    "behind words": f"Sure: ```python\n{BODY}\n\n```\nThat is it.",
+    "end behind code": "```python\ndef add(a, b):\n    return a + b```\nDone.\n",
+    "windows": f"```python\n{BODY}```\n".replace("\n", "\r\n"),
+    "fence in a text": f"```python\ndef add(a, b):\n    {3 * QUOTE}\n    ```\n    1\n    ```\n    {3 * QUOTE}\n    return a + b\n```\n",
+}
+
+
+@pytest.mark.parametrize("form", FENCES)
+def test_the_program_in_a_text_of_markdown(form):
+    space = {}
+    exec(code.code(FENCES[form]), space)
+    assert space["add"](1, 2) == 3
+
+
+def test_a_shell_block_alone_is_no_program():
+    assert code.code("```bash\nls\n```") == "```bash\nls\n```"
 
 
 def test_the_limit_adapts_by_hand():

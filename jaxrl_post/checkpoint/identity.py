@@ -35,6 +35,7 @@ def fingerprint(name: str, seed: int, prompts: Iterable[Prompt]) -> dict:
     digest, count = hashlib.blake2b(digest_size=16), 0
     for prompt in prompts:
         fields = [prompt.id, prompt.tokens.tolist(), prompt.answer, prompt.source, prompt.messages, prompt.extra]
+        fields += [] if prompt.value is None else ["value"]  # the number 3 is another ground truth than the text "3"
         digest.update(json.dumps(fields, sort_keys=True, default=_column).encode())
         count += 1
     return {"name": name, "seed": seed, "length": count, "digest": digest.hexdigest()}

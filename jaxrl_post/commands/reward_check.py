@@ -18,7 +18,6 @@ Exit code 1, with one sentence, where a function is broken:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import tempfile
 from collections.abc import Sequence
@@ -26,9 +25,10 @@ from pathlib import Path
 
 from jaxrl_post import config as configs
 from jaxrl_post.commands.arguments import Arguments, answered, whole
+from jaxrl_post.json_text import cut
 from jaxrl_post.types import Prompt
 
-_SHOWN = 20  # lines of what functions print
+_SHOWN, _WIDTH = 20, 200  # lines of what functions print, and characters of a line
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -73,12 +73,19 @@ def _tried(flags: argparse.Namespace, log: Path) -> list:
     trials = []
     for function in config.reward.functions:
         trials.append(reward_trial.tried(config, start, function, prompts, Printed(log), drawn))
-        print(reward_trial.text(trials[-1]), flush=True)
-    with contextlib.suppress(FileNotFoundError):
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        print("\n".join(["printed by the functions:", *(f"  {line}" for line in lines[:_SHOWN])]))
-        print(f"  ... and {len(lines) - _SHOWN} more lines" if len(lines) > _SHOWN else "", end="")
+        first = not any(trial.broken for trial in trials[:-1])
+        print(reward_trial.text(trials[-1], last=first), flush=True)
+    _show(log)
     return trials
+
+
+def _show(log: Path) -> None:
+    """Prints the first lines of what functions have printed, long ones cut."""
+    if not log.is_file():
+        return
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    print("\n".join(["printed by the functions:", *(f"  {cut(line, _WIDTH)}" for line in lines[:_SHOWN])]))
+    print(f"  ... and {len(lines) - _SHOWN} more lines" if len(lines) > _SHOWN else "", end="")
 
 
 def _sampled(config: configs.Config, prompts: Sequence[Prompt], n: int) -> dict[str, list[str]]:

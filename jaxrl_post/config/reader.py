@@ -8,16 +8,18 @@ sentence with the name, the value, the bound and the nearest valid choice, befor
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import dataclasses
 import difflib
 import importlib.util
+import os
 import re
 import sys
 import traceback
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +98,9 @@ def load(path: str, schema: type = Config) -> ml_collections.ConfigDict:
     spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     try:  # from its source: a cached program of an older text may have the same time and size
-        exec(spec.loader.source_to_code(file.read_bytes(), str(file)), module.__dict__)
-        given = module.get_config(choice) if named else module.get_config()
+        with _kept_alive():
+            exec(spec.loader.source_to_code(file.read_bytes(), str(file)), module.__dict__)
+            given = module.get_config(choice) if named else module.get_config()
     except _MISTAKES as error:
         raise ValueError(_mistake(file, error)) from error
     _need(
@@ -107,6 +110,16 @@ def load(path: str, schema: type = Config) -> ml_collections.ConfigDict:
     )
     _beside(given, file.parent, schema)
     return given
+
+
+@contextlib.contextmanager
+def _kept_alive() -> Iterator[None]:
+    """Makes os._exit raise SystemExit, as sys.exit does: a file that ends Python is a mistake with a line."""
+    real, os._exit = os._exit, sys.exit
+    try:
+        yield
+    finally:
+        os._exit = real
 
 
 def _beside(given: ml_collections.ConfigDict, folder: Path, schema: type) -> None:

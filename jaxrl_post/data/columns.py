@@ -93,10 +93,11 @@ class Columns:
         return (self.named[role],) if self.named[role] else ()
 
     def row(self, where: str, given: Any) -> dict:
-        """Returns {id, prompt, answer, source, extra, where} of one object of a file, and `arguments` of its chat template.
+        """Returns {id, prompt, answer, source, extra, where} of one object of a file, `arguments` of its chat template, and
+        `value` where its answer is no text.
 
         The id is that of its column, else source/split/index where extra has an `index`, else a hash of the row before
-        the template. An answer that is no text becomes its JSON. A missing, null or NaN answer is empty. The row then also
+        the template. `answer` of a value that is no text is its JSON. A missing, null or NaN answer is empty. The row then also
         has `lacks`, which says why.
 
         Args:
@@ -124,6 +125,9 @@ class Columns:
             f"data: {where}: the prompt is a text, and no chat template is given {_listed(told)} of the row; set data.chat=true, "
             "write the prompt as a list of messages, or leave the columns 'tools' and 'chat_template_kwargs' out",
         )
+        _, value = self.first(given, "answer")
+        held = not lacks and not isinstance(value, str)
+        row |= {"value": value} if held else {}
         return row | ({"arguments": told} if told else {}) | ({"lacks": lacks} if lacks else {})
 
     def first(self, given: Mapping, role: str) -> tuple[str, Any]:

@@ -161,6 +161,7 @@ def tokenised(
                 source=row["source"],
                 where=row.get("where", ""),
                 lacks=row.get("lacks", ""),
+                value=row.get("value"),
                 messages=messages,
                 arguments=row.get("arguments", {}),
                 extra=row.get("extra", {}),

@@ -1,12 +1,17 @@
 """Tool calls in the text of a turn, as the chat templates of three families ask for them.
 
-- hermes (Qwen 2.5 and 3, Hermes): <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them.
+- hermes (Qwen 2.5 and 3, Hermes): <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them. The closing
+  tag may be missing at the end of the text and before the next call.
 - llama3 (Llama 3.1 to 3.3): the whole turn is one JSON object {"name": ..., "parameters": {...}}, with or without
   <|python_tag|> before it; several are separated by semicolons.
 - mistral: [TOOL_CALLS] and a JSON list of {"name": ..., "arguments": {...}}, or [TOOL_CALLS]name[ARGS]{...} of later models.
 
-Invariant: a call that is no valid JSON, or names no function, stays a part of the text. Nothing is repaired. So every call
-can be sent as JSON and read again: NaN, halves of surrogate pairs and more than 64 levels are no call.
+Every family may name the arguments `arguments` or `parameters`. Thinking holds no calls. It stands between <think> and
+</think> or [THINK] and [/THINK]. The end may be missing, and the beginning too where the template wrote it.
+
+Invariant: a call that is no valid JSON, names no function, or may have its arguments under another name, stays a part of the
+text. Nothing is repaired. So every call can be sent as JSON and read again: NaN, halves of surrogate pairs and more than 64
+levels are no call.
 """
 
 from __future__ import annotations
@@ -19,7 +24,11 @@ from typing import Any
 
 from jaxrl_post import json_text
 
-_HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+_HERMES = re.compile(r"<think>.*?(?:</think>|\Z)|\[THINK\].*?(?:\[/THINK\]|\Z)|(<tool_call>)\s*", re.DOTALL)
+_END_OF_CALL = re.compile(r"\s*(?:</tool_call>|(?=<tool_call>)|\Z)")
+_WHOLE_CALL = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
+_BESIDE = {"name", "id", "type"}  # keys of a call that are no arguments
 _PYTHON, _TOOL_CALLS = "<|python_tag|>", "[TOOL_CALLS]"
 _NAMED = re.compile(r"([\w.-]+)(?:\[CALL_ID\][\w-]*)?\[ARGS\]")
 _DECODER = json.JSONDecoder()
@@ -33,21 +42,31 @@ def none(text: str) -> tuple[str, list[dict]]:
 def hermes(text: str) -> tuple[str, list[dict]]:
     """Returns the text around the calls, and the calls."""
     calls: list[dict] = []
-
-    def taken(found: re.Match) -> str:
-        call = _call(_parsed(found[1]), "arguments")
+    rest, place = "", 0
+    while found := _HERMES.search(text, place):
+        call, end = _called(text, found.end()) if found[1] else (None, found.end())
         calls.extend([call] if call else [])
-        return "" if call else found[0]
+        rest += text[place : found.start()] + ("" if call else text[found.start() : end])
+        place = end
+    return ((rest + text[place:]).strip() if calls else text), calls
 
-    rest = _HERMES.sub(taken, text)
-    return (rest.strip() if calls else text), calls
+
+def _called(text: str, begin: int) -> tuple[dict | None, int]:
+    """Returns the call at a place of a text, or None, and the place behind it."""
+    try:
+        value, end = _DECODER.raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        return None, begin
+    closed = _END_OF_CALL.match(text, end)
+    call = _call(value) if closed else None
+    return (call, closed.end()) if closed and call else (None, begin)
 
 
 def llama3(text: str) -> tuple[str, list[dict]]:
     """Returns the text before the calls, and the calls."""
     before, tag, after = text.rpartition(_PYTHON)
     body = (after if tag else text).strip()
-    calls = [_call(value, "parameters", "arguments") for value in _values(body, ";")]
+    calls = [_call(value) for value in _values(body, ";")]
     if not calls or None in calls:
         return text, []
     return before.strip(), [call for call in calls if call]
@@ -57,7 +76,7 @@ def mistral(text: str) -> tuple[str, list[dict]]:
     """Returns the text before the calls, and the calls."""
     before, tag, after = text.partition(_TOOL_CALLS)
     listed, named = _parsed(after), after.split(_TOOL_CALLS)
-    calls = [_call(one, "arguments") for one in listed] if isinstance(listed, list) else list(map(_named, named))
+    calls = [_call(one) for one in listed] if isinstance(listed, list) else list(map(_named, named))
     if not tag or not calls or None in calls:
         return text, []
     return before.strip(), [call for call in calls if call]
@@ -75,22 +94,41 @@ def message(text: str, parser: str) -> dict[str, Any]:
     """Returns an assistant's message as chat templates take it: content, and `tool_calls` where there are any.
 
     An id is nine letters and digits that follow from the text and the place of the call."""
-    content, calls = PARSERS[parser](text)
+    spoken = _thought(text)
+    content, calls = PARSERS[parser](text[spoken:])
     if not calls:
         return {"role": "assistant", "content": text}
+    content = (text[:spoken] + content).strip()
     told = [{"id": _id(text, place), "type": "function", "function": call} for place, call in enumerate(calls)]
     return {"role": "assistant", "content": content, "tool_calls": told}
+
+
+def _thought(text: str) -> int:
+    """Returns the place behind the thinking with which a text begins, or 0."""
+    begun = text.lstrip()
+    for opening, closing in _THINKING:
+        end = text.find(closing)
+        if begun.startswith(opening):
+            return len(text) if end < 0 else end + len(closing)
+        if end < 0 or opening in text[:end] or begun.startswith(("{", _PYTHON, _TOOL_CALLS)):
+            continue
+        if not any(call.start() < end < call.end() for call in _WHOLE_CALL.finditer(text)):
+            return end + len(closing)  # the template opened it
+    return 0
 
 
 def _id(text: str, place: int) -> str:
     return hashlib.blake2b(f"{place}\x1f{text}".encode(), digest_size=8).hexdigest()[:9]
 
 
-def _call(value: Any, *names: str) -> dict | None:
+def _call(value: Any) -> dict | None:
     """Returns name and arguments of a call, or None where a value is none."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    arguments = next((value[name] for name in names if name in value), {})
+    given = [name for name in ("arguments", "parameters") if name in value]
+    if not given and value.keys() - _BESIDE:
+        return None  # its arguments may stand there
+    arguments = value[given[0]] if given else {}
     if isinstance(arguments, str):
         arguments = _parsed(arguments)
     return _sent({"name": value["name"], "arguments": arguments}) if isinstance(arguments, dict) else None

@@ -59,10 +59,16 @@ def checked(config: configs.Config, start: inputs.Inputs) -> None:
         return  # every row began a conversation when it was read, or a model alone scores
     about, texts = config.reward, reward_trial.Texts(start.tokenizer)
     with Pool(
-        about.functions, about.weights, workers=1, timeout_s=about.timeout_s, decode=texts.decode, sandbox=about.sandbox
+        about.functions,
+        about.weights,
+        workers=1,
+        timeout_s=about.timeout_s,
+        decode=texts.decode,
+        sandbox=about.sandbox,
+        tells=False,
     ) as workers:
         workers.check((*start.train, *start.held_out))
-        reward_trial.call_once(start, workers, texts)
+        reward_trial.call_once(start, workers, texts, config.scheduler.group_size)
 
 
 def _beside(

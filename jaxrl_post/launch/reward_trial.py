@@ -7,6 +7,7 @@ A gold text is the reference answer in one of the usual forms. Each function is 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
 SOLUTIONS = ("solution", "canonical_solution", "code")  # columns that hold a whole answer
 FORMS = ("{truth}", "#### {truth}", "\\boxed{{{truth}}}", "The answer is {truth}.", "<answer>{truth}</answer>")
+KNOWS = "a program that knows the tests"
 _RIGHT = 1e-6  # a score this near to 1 is 1
 
 
@@ -55,18 +57,27 @@ class Texts:
         return Rollout.written(RolloutId(0, "eval", 0, prompt.id, sample), prompt, tokens, Finish.EOS)
 
 
-def gold(prompt: Prompt) -> dict[str, str]:
-    """Returns the gold texts of a prompt, by their form. Empty where none is known."""
+def gold(prompt: Prompt, reader: str = "") -> dict[str, str]:
+    """Returns the gold texts of a prompt, by their form. Empty where none is known.
+
+    `reader`: the module that reads ground truths for the function (rewards/worker.py), or none.
+    """
     found = {f"column {column!r}": str(prompt.extra[column]) for column in SOLUTIONS if prompt.extra.get(column)}
-    if prompt.answer and not prompt.lacks:
-        truth = prompt.answer.rpartition("####")[2].strip()
+    if reader and (text := importlib.import_module(reader).gold(prompt.truth, prompt.extra)):
+        found[KNOWS] = text
+    answer = prompt.answer
+    if isinstance(prompt.truth, (list, tuple)) and prompt.truth and not isinstance(prompt.truth[0], (list, dict)):
+        answer = str(prompt.truth[0])  # any member of a list is right
+    if answer and not prompt.lacks:
+        truth = answer.rpartition("####")[2].strip()
         found |= {form.format(truth="X"): form.format(truth=truth) for form in FORMS}
-        found["X"] = prompt.answer
+        found["X"] = answer
     return found
 
 
-def call_once(start: Inputs, pool: Pool, texts: Texts) -> None:
-    """Calls every function of a pool once, on the gold answer of the first row; on its prompt where none is known.
+def call_once(start: Inputs, pool: Pool, texts: Texts, group_size: int) -> None:
+    """Calls every function of a pool once, on a group of the first row: copies of its gold answer, or of its prompt where
+    none is known.
 
     Raises:
       ValueError: a function fails, with the place in its file.
@@ -74,9 +85,7 @@ def call_once(start: Inputs, pool: Pool, texts: Texts) -> None:
     prompt = next(iter(start.train))
     right = gold(prompt)
     text = right.get("X") or next(iter(right.values()), start.tokenizer.decode(prompt.tokens))
-    group = texts.group(prompt, [text])
-    pool.start(group.rollouts[0])
-    pool.join(group)
+    _scores(pool, texts, prompt, [text], group_size)
     if pool.failures:
         where = prompt.where or f"prompt {prompt.id!r}"
         raise ValueError(f"{pool.failures[0]}; it was called with the gold answer of {where}")
@@ -125,12 +134,13 @@ def tried(
         decode=texts.decode,
         sandbox=about.sandbox,
         printed=printed,
+        tells=False,
     ) as pool:
-        pool.check(prompts)
-        _, _, truths, instead = pool.signatures[0]
-        begun = time.monotonic()
-        scores = _known(pool, texts, prompts, whole=bool(instead))
-        sampled = [_scores(pool, texts.group(prompt, drawn[prompt.id])) for prompt in prompts if prompt.id in drawn]
+        pool.check((*start.train, *start.held_out))
+        _, _, truths, instead, reader = pool.signatures[0]
+        begun, size = time.monotonic(), config.scheduler.group_size
+        scores = _known(pool, texts, prompts, size, whole=bool(instead), reader=reader)
+        sampled = [_scores(pool, texts, prompt, drawn[prompt.id], size) for prompt in prompts if prompt.id in drawn]
         spent = time.monotonic() - begun
     every = np.array([*itertools.chain(*scores.values(), *sampled)])
     forms = [form for form, right in scores if right]
@@ -150,35 +160,49 @@ def tried(
     return _judged(trial, every, bool(truths))
 
 
-def _known(pool: Pool, texts: Texts, prompts: Sequence[Prompt], *, whole: bool) -> dict[tuple[str, bool], list[float]]:
+def _known(
+    pool: Pool, texts: Texts, prompts: Sequence[Prompt], size: int, *, whole: bool, reader: str
+) -> dict[tuple[str, bool], list[float]]:
     """Returns the scores of known texts, by their form and whether they are right; see `_texts_to_try`."""
     scores: dict[tuple[str, bool], list[float]] = {}
     for prompt in prompts:
-        asked = _texts_to_try(prompt, prompts, whole=whole)
-        found = _scores(pool, texts.group(prompt, [text for _, _, text in asked]))
+        asked = _texts_to_try(prompt, prompts, whole=whole, reader=reader)
+        found = _scores(pool, texts, prompt, [text for _, _, text in asked], size)
         for (form, right, _), value in zip(asked, found, strict=True):
             scores.setdefault((form, right), []).append(float(value))
     return scores
 
 
-def _scores(pool: Pool, group: Group) -> np.ndarray:
-    """Returns the accuracy of each rollout, NaN where it has no score."""
-    for rollout in group.rollouts:
-        pool.start(rollout)
-    group = pool.join(group)
-    return np.where(group.scored, group.accuracies, np.nan)
+def _scores(pool: Pool, texts: Texts, prompt: Prompt, asked: Sequence[str], size: int) -> np.ndarray:
+    """Returns the accuracy of each text, NaN where it has no score.
+
+    Functions that get groups get `size` rollouts at a time, as in a run. The last text is repeated where texts are missing.
+    """
+    together = any(signature == "trl" for signature, *_ in pool.signatures)
+    whole = [*asked, *[asked[-1]] * (-len(asked) % size)] if together else list(asked)
+    scores = []
+    for begin in range(0, len(whole), size if together else len(whole)):
+        group = texts.group(prompt, whole[begin : begin + (size if together else len(whole))])
+        for rollout in group.rollouts:
+            pool.start(rollout)
+        group = pool.join(group)
+        scores.append(np.where(group.scored, group.accuracies, np.nan))
+    return np.concatenate(scores)[: len(asked)]
 
 
-def _texts_to_try(prompt: Prompt, prompts: Sequence[Prompt], whole: bool) -> list[tuple[str, bool, str]]:
+def _texts_to_try(
+    prompt: Prompt, prompts: Sequence[Prompt], whole: bool, reader: str = ""
+) -> list[tuple[str, bool, str]]:
     """Returns (form, whether it is right, text) of everything to try.
 
     whole: the ground truth is no text to score, but what a text is tested with. So only solutions are gold.
     """
-    right = gold(prompt)
-    other = next((gold(one) for one in prompts if one.answer != prompt.answer), {})
-    kept = [form for form in right if not whole or form.startswith("column")]
+    right = gold(prompt, reader)
+    other = next((gold(one, reader) for one in prompts if one.answer != prompt.answer), {})
+    kept = [form for form in right if not whole or form == KNOWS or form.startswith("column")]
     found = [(form, True, right[form]) for form in kept]
     found += [(form, False, other[form]) for form in kept if form in other]
+    found += [(KNOWS, False, "")] if KNOWS in kept and not other else []
     return found or [("some text", False, text) for text in ("", "some text")]
 
 
@@ -192,7 +216,7 @@ def _judged(trial: Trial, every: np.ndarray, needs_truth: bool) -> Trial:
     broken, notes = [], []
     known, right, wrong = every[~np.isnan(every)], trial.right, trial.wrong[~np.isnan(trial.wrong)]
     if trial.failures:
-        broken.append(f"it fails: {trial.failures[0]}")
+        broken.append(f"it fails{trial.failures[0].removeprefix(f'reward function {trial.function!r} fails')}")
     elif known.size == 0:
         broken.append("it scores nothing: it applies to none of the rows")
     elif (known == known[0]).all():
@@ -223,8 +247,8 @@ def _unequal(sampled: np.ndarray) -> int:
     return sum(len(set(row[~np.isnan(row)].tolist())) > 1 for row in sampled)
 
 
-def text(trial: Trial) -> str:
-    """Describes a trial on some lines."""
+def text(trial: Trial, *, last: bool = False) -> str:
+    """Describes a trial on some lines. `last`: an error says the first alarm of a broken reward behind them."""
 
     def scores(values: np.ndarray) -> str:
         known = values[~np.isnan(values)]
@@ -249,7 +273,7 @@ def text(trial: Trial) -> str:
             else []
         ),
         f"  {trial.seconds:.4f} s for each text, {len(trial.failures)} kinds of failure",
-        *(f"  BROKEN: {line}" for line in trial.broken),
+        *(f"  BROKEN: {line}" for line in trial.broken[last:]),
         *(f"  alarm: {line}" for line in trial.notes),
     ]
     return "\n".join(lines)

@@ -12,11 +12,13 @@ class Failures:
 
     Later ones are counted by the pool (`reward/exceptions`, `reward/retries`, `reward/unscored`).
 
-    `what`: whose failures they are.
+    Args:
+      what: whose failures they are.
+      log: whether they go to the log. Without it they are in `told` alone, for a caller who says them.
     """
 
-    def __init__(self, what: str = "reward function"):
-        self._what = what
+    def __init__(self, what: str = "reward function", *, log: bool = True):
+        self._what, self._log = what, log
         self._seen: set[tuple[str, str, str]] = set()
         self.told: list[str] = []  # a sentence for each kind
 
@@ -29,6 +31,8 @@ class Failures:
             return
         self._seen.add((function, kind, place))
         self.told.append(f"{self._what} {function!r} fails{where}: {reason}")
+        if not self._log:
+            return
         _log.warning(
             "%s %s failed%s on %s: %s; further failures like this one are counted, not shown%s",
             self._what,

@@ -109,7 +109,8 @@ class Judge:
             raise ValueError(
                 f'judge: the question holds {{task}}, and extra_info has no "task" but {sorted(extra_info)}'
             )
-        asked = self._question.asked(task=str(extra_info.get("task")), answer=solution_str, truth=ground_truth)
+        truth = ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth, ensure_ascii=False)
+        asked = self._question.asked(task=str(extra_info.get("task")), answer=solution_str, truth=truth)
         body = json.dumps(self._asks | {"messages": [{"role": "user", "content": asked}]}, sort_keys=True).encode()
         known = self._known(body)
         if known is not None:

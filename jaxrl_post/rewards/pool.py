@@ -71,6 +71,7 @@ class Pool:
         has started. It may be wrong; without it, or where it returns 0, a group is graded when it is joined.
       printed: takes what reward functions print.
       code: functions of a program as text, by name (rewards/carried.py).
+      tells: whether failures go to the log; `failures` has them always.
       beside: adds the score of a reward model, or a verdict, to every record, in every process. Then there may be no functions.
 
     `beside` is that argument. `confined` holds the level and the layers of that sandbox. It is empty if no function judges programs.
@@ -99,6 +100,7 @@ class Pool:
         printed: Printed | None = None,
         code: Mapping[str, str] = {},
         beside: Modelled | Judged | None = None,
+        tells: bool = True,
     ):
         _check_arguments(functions or ([""] if beside else ()), weights, workers, timeout_s)
         if not compute and share is None:
@@ -109,7 +111,7 @@ class Pool:
         self._sharing = Sharing(share) if share is not None else None
         self._journaled, self._limits = journaled, limits
         self._shuffle, self._seed, self._compute = shuffle, seed, compute
-        self._group_size, self._printed, self._failures, self.beside = group_size, printed, Failures(), beside
+        self._group_size, self._printed, self._failures, self.beside = group_size, printed, Failures(log=tells), beside
         self._judging = {"sandbox": sandbox, "workers_per_core": workers / (os.cpu_count() or 1)}
         self._queue: deque[Task] = deque()
         self._jobs: dict[RolloutId, Job] = {}
@@ -138,8 +140,8 @@ class Pool:
 
     @property
     def signatures(self) -> list[Any]:
-        """Returns, for each function, its signature, the columns it needs, its ground truths and what may stand for
-        them."""
+        """Returns, for each function, its signature, the columns it needs, its ground truths, what may stand for them, and
+        the module that reads them."""
         return self._signatures
 
     @property
@@ -148,12 +150,12 @@ class Pool:
         return tuple(self._failures.told)
 
     def check(self, prompts: Iterable[Prompt]) -> None:
-        """Raises ValueError when a prompt lacks a ground truth, or a column, that a function needs, or has a column that
-        its call would overwrite."""
-        for name, (signature, needs, truths, instead) in zip(self._functions, self._signatures, strict=True):
+        """Raises ValueError when a prompt lacks a ground truth, or a column, that a function needs, has one that scores
+        nothing, or has a column that its call would overwrite."""
+        for name, (signature, needs, truths, instead, reader) in zip(self._functions, self._signatures, strict=True):
             for prompt in prompts:
                 signatures.check_names(prompt, signature)
-                signatures.check(prompt, name, needs, truths, instead)
+                signatures.check(prompt, name, needs, truths, instead, reader)
 
     def start(self, rollout: Rollout) -> None:
         """Queues a rollout and returns at once. A resumed rollout that is started again is scored again."""

@@ -10,6 +10,9 @@ TRL's is (prompts, completions, completion_ids, **columns) -> list of number or 
 - It is called once for a group: every list, those of columns too, holds one entry for each of its rollouts.
 - A prompt of messages comes as messages, and so does its completion. A text comes as a text.
 - Columns are the prompt's `extra`, its ground truth (`ground_truth` and `answer`), `data_source` and `rollout`.
+
+Functions of both signatures get a ground truth as it stands in the file: a text, a number, a list or an object.
+
 - None means that the function does not apply: it is left out of the sum. Where no function applies, the rollout is
   unscored.
 - TRL's log_metric and log_extra are given. Its trainer_state is not.
@@ -18,6 +21,7 @@ TRL's is (prompts, completions, completion_ids, **columns) -> list of number or 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 
 from jaxrl_post.data.continuations import Decode
@@ -39,7 +43,7 @@ def about(rollout: Rollout, limit_s: float, judging: Mapping, decode: Callable[[
 def verl(rollout: Rollout, text: str, about: dict) -> list:
     """Returns verl's arguments: data_source, solution_str, ground_truth, extra_info."""
     prompt = rollout.prompt
-    return [prompt.source, text, prompt.answer, dict(prompt.extra) | {"rollout": about}]
+    return [prompt.source, text, prompt.truth, dict(prompt.extra) | {"rollout": about}]
 
 
 def trl(rollouts: Sequence[Rollout], texts: Sequence[str], abouts: Sequence[dict], decode: Decode) -> dict:
@@ -59,18 +63,24 @@ def trl(rollouts: Sequence[Rollout], texts: Sequence[str], abouts: Sequence[dict
 
 def columns(prompt: Prompt) -> dict:
     """Returns the columns of a prompt that a function of TRL's signature may name."""
-    return {"ground_truth": prompt.answer, "answer": prompt.answer, "data_source": prompt.source} | dict(prompt.extra)
+    return {"ground_truth": prompt.truth, "answer": prompt.truth, "data_source": prompt.source} | dict(prompt.extra)
 
 
 def check(
-    prompt: Prompt, function: str, needs: Sequence[str], truths: Sequence[str], instead: Sequence[str] = ()
+    prompt: Prompt,
+    function: str,
+    needs: Sequence[str],
+    truths: Sequence[str],
+    instead: Sequence[str] = (),
+    reader: str = "",
 ) -> None:
-    """Refuses a prompt that lacks what a function needs.
+    """Refuses a prompt that lacks what a function needs, or whose ground truth scores nothing.
 
     Args:
       needs: columns that the prompt must have.
       truths: columns that must hold a ground truth. "" stands for the prompt's own.
       instead: columns of which one may stand for the prompt's own.
+      reader: the module that says why a ground truth scores nothing (rewards/worker.py); or none.
 
     Raises:
       ValueError: one sentence, with the prompt's file and line where it has one.
@@ -93,6 +103,10 @@ def check(
                 f"data: {prompt.where or where}: {lacks}, but reward function {function!r} needs a ground truth; give "
                 f"one{remedy} or set the function's attribute needs_truth = False"
             )
+    if reader and (why := importlib.import_module(reader).refusal(prompt.truth, prompt.extra)):
+        raise ValueError(
+            f"data: {prompt.where or where}: reward function {function!r} cannot score its rollouts: {why}"
+        )
 
 
 def check_names(prompt: Prompt, signature: str) -> None:

@@ -72,6 +72,7 @@ class Loaded(NamedTuple):
         Without it the pool's limit holds.
       sandboxed: whether the function judges programs in a sandbox.
       place: the file and line where it is written.
+      reader: the module that reads ground truths for it, or an empty text; see `load`.
     """
 
     signature: str
@@ -82,6 +83,7 @@ class Loaded(NamedTuple):
     sandboxed: bool = False
     instead: tuple[str, ...] = ()
     place: str = ""
+    reader: str = ""
 
 
 def load(path: str, code: str = "") -> Loaded:
@@ -95,6 +97,9 @@ def load(path: str, code: str = "") -> Loaded:
     - `needs_truth`, a bool: whether every prompt must have a ground truth. Without it, functions of verl's signature need
       one, and functions of TRL's need the columns of batched.TRUTHS that they name without a default.
     - `instead_of_truth`, names of columns: a prompt with one of them needs no ground truth.
+    - `reader`, the name of a module with two functions of (ground_truth, extra_info). `refusal` returns why the two score
+      nothing, so that a run refuses their row. `gold` returns a text that scores 1. Either may return an empty text. The
+      trainer imports the module.
     - `prepare`, a function without arguments: it is called once, when the function is loaded.
 
     Raises:
@@ -113,7 +118,7 @@ def load(path: str, code: str = "") -> Loaded:
     budget = None if given is None else (lambda values: float(given(*values)))
     sandboxed = bool(getattr(function, "sandboxed", False))
     instead = tuple(getattr(function, "instead_of_truth", ()))
-    more = (budget, sandboxed, instead, _defined(function))
+    more = (budget, sandboxed, instead, _defined(function), str(getattr(function, "reader", "")))
     if _binds(signature, (), dict.fromkeys(_NAMES)):
         named = lambda values: function(**dict(zip(_NAMES, values, strict=True)))  # noqa: E731
         return Loaded("verl", (), truths, _one(named), *more)
@@ -243,7 +248,7 @@ def main(fd: int, parent: int) -> None:
     sys.excepthook = last_word
     functions += [load(path, first["code"].get(path, "")) for path in paths]
     sandbox = _confined(functions, first["sandbox"])
-    ready = [[one.signature, one.needs, one.truths, one.instead] for one in functions]
+    ready = [[one.signature, one.needs, one.truths, one.instead, one.reader] for one in functions]
     channel.sendall(pack({"ready": ready, "sandbox": sandbox}))
     while True:
         task = _receive(channel, buffer)

@@ -1,15 +1,14 @@
 """Programs that are judged in the sandbox, turn by turn: the policy writes one, is told which test fails, and tries again.
 
-Rows have the column `test_list` with Python statements, and may have `test_setup_code` (MBPP's columns).
+Rows have tests in any of the forms of rewards/program_tests.py: in the column `test_list` or `test`, or as the ground truth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from jaxrl_post.rewards import code
+from jaxrl_post.rewards import code, program_tests
 from jaxrl_post.rewards.sandbox import AUTO
-from jaxrl_post.rewards.sandbox.examiner import ProgramTest
 
 
 class CodeTool:
@@ -24,9 +23,14 @@ class CodeTool:
         self._limit_s, self._sandbox = limit_s, code.sandbox_at(sandbox)
 
     def reset(self, row: Mapping) -> list[dict]:
-        """Returns the problem."""
-        setup = str(row.get("test_setup_code") or "")
-        self._tests = [ProgramTest(str(test), setup=setup) for test in row["test_list"]]
+        """Returns the problem.
+
+        Raises:
+          ValueError: the row has no tests, or some that test nothing of a program.
+        """
+        if why := program_tests.refusal(row.get("answer", ""), row):
+            raise ValueError(why)
+        self._tests = program_tests.read(row.get("answer", ""), row)
         prompt = row["prompt"]
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
 

@@ -271,7 +271,7 @@ class TurnScores:
 
 def row(prompt: Prompt) -> dict[str, Any]:
     """Returns the row of a prompt, as environments get it."""
-    own = {"id": prompt.id, "answer": prompt.answer, "source": prompt.source}
+    own = {"id": prompt.id, "answer": prompt.truth, "source": prompt.source}
     return {"prompt": [dict(message) for message in prompt.messages]} | dict(prompt.extra) | own
 
 

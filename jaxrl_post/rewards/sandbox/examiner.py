@@ -43,12 +43,14 @@ class ProgramTest(NamedTuple):
         test's own.
       entry_point: the program's function that `source` gets as `candidate` and by its name. Empty: it is named in
         `source`.
+      prelude: imports that go before the program, in its process alone.
     """
 
     source: str
     setup: str = ""
     head: str = ""
     entry_point: str = ""
+    prelude: str = ""
 
 
 class Link:
@@ -161,6 +163,8 @@ def attribute(thing: object, name: str, *default: object) -> object:
     """Returns `getattr(thing, name, *default)`. Attributes of the program's objects are asked of the program."""
     if type(thing) is not Remote or name.startswith("__"):
         return getattr(thing, name, *default)
+    if name in _PREDICATES:
+        raise Failed(f"{name} is asked of an object of the program's own, whose answer would decide the test")
     try:
         return thing._read(name)
     except AttributeError:
@@ -175,6 +179,22 @@ def has(thing: object, name: str) -> bool:
     return attribute(thing, name, missing) is not missing
 
 
+# Of built-in types: what they say of themselves is a verdict, which an object of the program's own class could give.
+_PREDICATES = frozenset(
+    name
+    for kind in (str, bytes, float, set, frozenset)
+    for name in vars(kind)
+    if name.startswith("is") or name in ("startswith", "endswith")
+)
+_USUAL = {"np": "numpy", "numpy": "numpy", "pd": "pandas", "pandas": "pandas", "scipy": "scipy", "sympy": "sympy"}
+# Members of modules that tests read without an import, and that no program is asked for beside its own function.
+_MEMBERS = dict.fromkeys(("Counter", "OrderedDict", "defaultdict", "deque"), "collections") | {
+    "Decimal": "decimal",
+    "Fraction": "fractions",
+    "allclose": "numpy",
+    "array_equal": "numpy",
+    "isclose": "math",
+}
 READ = "__read__"  # the name of `attribute` in tests
 BUILTINS = {**vars(builtins), READ: attribute, "getattr": attribute, "hasattr": has}
 
@@ -199,6 +219,12 @@ class Reads(ast.NodeTransformer):
 def compiled(text: str) -> CodeType:
     """Returns the code of a test."""
     return compile(ast.fix_missing_locations(Reads().visit(ast.parse(text))), "<test>", "exec")
+
+
+def given_to_program(setup: str) -> str:
+    """Returns the part of a setup that a program gets: its imports and its classes, no function and no value of the test."""
+    kinds = (ast.Import, ast.ImportFrom, ast.ClassDef)
+    return ast.unparse(ast.Module([one for one in ast.parse(setup).body if isinstance(one, kinds)], []))
 
 
 class Names(NamedTuple):
@@ -232,7 +258,7 @@ def names(test: ProgramTest) -> Names:
                 stored.add(node.name)
     own = set(vars(builtins))
     wanted = (loaded - stored - own) | ({test.entry_point} - {""})
-    modules = frozenset((wanted & owners & sys.stdlib_module_names) - called)
+    modules = frozenset((wanted & owners & {*sys.stdlib_module_names, *_USUAL}) - called)
     if wanted <= modules and len(called & own - stored) == 1:
         wanted |= called & own - stored
     return Names(frozenset(wanted), modules)
@@ -251,14 +277,17 @@ def examine(channel, test: ProgramTest, read: Names, source: str) -> None:
             exec(compiled(test.head), space)
     space.pop(test.entry_point, None)
     wanted = read.wanted - set(space)
-    before = [] if test.head else [test.setup]
+    before = [test.prelude] if test.head else [test.prelude, given_to_program(test.setup)]
     reply = link.ask(do="load", source=f"{test.head}{source}\n", before=before, wanted=sorted(wanted))
     found = _found(reply)
     if absent := wanted & vars(builtins).keys() - found.keys():
         raise Failed(f"the program does not define {', '.join(absent)}, and the builtin is not what is tested")
+    members = _MEMBERS.keys() if wanted - _MEMBERS.keys() - read.modules else set()
     for name, given in found.items():
-        if name in read.modules:
-            space[name] = importlib.import_module(name)
+        if name in members:
+            space[name] = getattr(importlib.import_module(_MEMBERS[name]), name)
+        elif name in read.modules:
+            space[name] = importlib.import_module(_USUAL.get(name, name))
         elif name in wanted and given != "module":
             space[name] = link.decode(given)
     for text in (test.setup, test.source):

@@ -18,6 +18,7 @@ import sys
 import sysconfig
 import time
 import weakref
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -95,7 +96,7 @@ class Launcher:
         with contextlib.suppress(OSError):  # one that dies here is gone at the first start
             self._control.sendall(len(body).to_bytes(8, "big") + body)
 
-    def start(self, cpu_s: float, level: str, apart: str) -> Program:
+    def start(self, cpu_s: float, level: str, apart: str, streams: Sequence[int] = ()) -> Program:
         """Starts a confined process.
 
         Raises:
@@ -113,7 +114,7 @@ class Launcher:
         ours.settimeout(START_LIMIT_S)
         try:
             with theirs:
-                socket.send_fds(self._control, [json.dumps(request).encode() + b"\n"], [theirs.fileno()])
+                socket.send_fds(self._control, [json.dumps(request).encode() + b"\n"], [theirs.fileno(), *streams])
             buffer = bytearray()
             reply = wire.receive(ours, buffer)
             pid = reply.get("pid", 0)
@@ -195,8 +196,12 @@ class Sandbox:
         self._launcher = Launcher()
         self.level, self.layers = self._probed(level)
 
-    def start(self, cpu_s: float) -> Program:
-        """Starts a confined process that waits for a program. `cpu_s`: the limit that the caller will hold it to.
+    def start(self, cpu_s: float, streams: Sequence[int] = ()) -> Program:
+        """Starts a confined process that waits for a program.
+
+        Args:
+          cpu_s: the limit that the caller will hold it to.
+          streams: descriptors of the files that are its stdin and its stdout; without them both are empty.
 
         A launcher that has died is started again, which `sandbox.counts` counts.
 
@@ -204,13 +209,13 @@ class Sandbox:
           Unavailable: a layer could not be applied.
         """
         try:
-            return self._launcher.start(cpu_s, self.level, self._apart)
+            return self._launcher.start(cpu_s, self.level, self._apart, streams)
         except Gone:
             self._launcher.close()
             self._launcher = Launcher()
             counts["restarts"] += 1
         try:
-            return self._launcher.start(cpu_s, self.level, self._apart)
+            return self._launcher.start(cpu_s, self.level, self._apart, streams)
         except Gone as error:
             raise Unavailable(f"layer 'process': {error}, and so did the one after it") from None
 

@@ -1,7 +1,8 @@
 """Forks one confined process for each judged program, from a clean process that knows nothing of any test.
 
-Runs as `python -c` without the package. It reads requests from a socket, each with one end of a program's channel. On
-that channel come the number of the program's process, then the layers that confine it. Then the program is served.
+Runs as `python -c` without the package. It reads requests from a socket, each with one end of a program's channel, and
+with the files of its stdin and stdout where it has them. On that channel come the number of the program's process, then
+the layers that confine it. Then the program is served.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def main(control: socket.socket, wire, program, confinement, system_calls) -> No
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps children
     launcher = os.getpid()
     while True:
-        data, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
+        data, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 3)
         if not data:
             return
         while not data.endswith(_END):
@@ -45,14 +46,18 @@ def main(control: socket.socket, wire, program, confinement, system_calls) -> No
             try:
                 control.close()
                 lives = lambda: os.getppid() == launcher  # noqa: E731
-                _start(json.loads(data), descriptors[0], lives, wire, program, confinement, system_calls)
+                _start(json.loads(data), descriptors, lives, wire, program, confinement, system_calls)
             finally:
                 os._exit(0)
-        os.close(descriptors[0])
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
-def _start(request: dict, fd: int, lives, wire, program, confinement, system_calls) -> None:
+def _start(request: dict, descriptors: list[int], lives, wire, program, confinement, system_calls) -> None:
     os.setsid()
+    fd, *streams = descriptors
+    for stream, descriptor in enumerate(streams):
+        os.dup2(descriptor, stream)
     channel = Channel(fd if fd == 3 else os.dup2(fd, 3, inheritable=False))
     os.closerange(4, 1 << 20)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -173,7 +173,7 @@ def _decoded(given: object, refer) -> object:
     if not isinstance(given, list):
         if isinstance(given, dict):
             raise ValueError("a dict")
-        return given
+        return given if given == given else float("nan")  # each its own object, as keys of a dict are told apart
     tag, *items = given
     if tag == "d":
         return {_decoded(key, refer): _decoded(item, refer) for key, item in items}
