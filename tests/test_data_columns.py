@@ -31,6 +31,7 @@ def test_slime_rows():
         "id": "sums/train/5",
         "prompt": "1+1=",
         "answer": "2",
+        "value": 2,
         "source": "sums",
         "extra": {"label": 2, "k": 1, "source_name": "sums", "index": 5, "split": "train"},
     }
@@ -48,6 +49,7 @@ def test_a_mapping_replaces_a_role_s_column():
         "id": "d/1",
         "prompt": "q",
         "answer": "5",
+        "value": 5,
         "source": "d",
         "extra": {"prompt": "p", "reward_model": {"ground_truth": "g"}, "index": 1},
     }

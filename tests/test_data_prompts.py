@@ -68,7 +68,7 @@ def test_verl_rows(tmp_path):
         "source": "openai/gsm8k",
         "extra": {"ability": "math", "split": "train", "index": 7},
     }
-    assert two == {"id": "x", "prompt": "2+2=", "answer": "4", "source": "own", "extra": {"level": 1}}
+    assert two == {"id": "x", "prompt": "2+2=", "answer": "4", "value": 4, "source": "own", "extra": {"level": 1}}
     moved = prompts.read(write(tmp_path, bare, VERL))[0]
     assert moved.pop("where").endswith("line 1")
     assert moved == three and len(three["id"]) == 16
