@@ -1,7 +1,9 @@
 """Verdicts depend on the program alone: not on workers, load or sandbox, and not on what a program says about itself.
 
 A table of 60 right and wrong programs is judged with 1, 4 and 16 workers, on an idle and on a loaded machine. None uses
-a number of CPU seconds within 25 % of its limit. All reference solutions of HumanEval and MBPP pass in strict mode.
+a number of CPU seconds within 25 % of its limit. Labelled programs of 60 problems that read stdin or are called get their
+labels: an accepted wrong one counts as an error like a refused right one. All reference
+solutions of HumanEval and MBPP pass in strict mode.
 Programs that end in a backslash, replace the check or hide behind a decorator earn nothing on any row. The cost of
 confinement is measured in turns beside the same programs without it.
 """
@@ -18,7 +20,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-MINUTES = 12.0
+MINUTES = 15.0
 LIMIT_S = 1.0
 WORKERS = (1, 4, 16)
 WRONG_AT_THE_END = {
@@ -35,6 +37,7 @@ def show(record) -> None:
     programs = table()
     record.figure("programs", len(programs), at_least=60)
     _judged_alike(record, programs)
+    _labelled(record)
     rows = [json.loads(line) for line in record.data("mbpp", "mbpp.jsonl").read_text().splitlines()]
     with gzip.open(record.data("humaneval", "HumanEval.jsonl.gz"), "rt") as file:
         tasks = [json.loads(line) for line in file]
@@ -138,13 +141,35 @@ def _rollouts(count: int) -> tuple:
     )
 
 
-def _score(row: Mapping, text: str, limit_s: float = 40.0) -> float:
+def _score(row: Mapping, text: str, limit_s: float = 40.0, truth: object = "") -> float:
     from jaxrl_post.rewards import Overrun, code
 
     try:
-        return code.tests("", text, "", {**row, "rollout": {"limit_s": limit_s, "sandbox": "strict"}})["score"]
+        return code.tests("", text, truth, {**row, "rollout": {"limit_s": limit_s, "sandbox": "strict"}})["score"]
     except Overrun as error:
         return error.args[0]["score"]
+
+
+def _labelled(record) -> None:
+    """Judges programs of stdin and call problems, which were labelled before the graders read their forms."""
+    from stdin_and_call_problems import problems
+
+    from jaxrl_post.rewards.program_tests import refusal
+
+    labelled = list(problems())
+    for kind in ("stdin", "call"):
+        own = [one for one in labelled if one.kind == kind]
+        wrong = [
+            one.name
+            for one in own
+            if refusal(one.truth, one.extra)
+            or _score(one.extra, f"```python\n{one.program}\n```", 1.0, one.truth) != one.right
+        ]
+        record.figure(f"{kind}.problems", len({one.name.partition(":")[0] for one in own}), at_least=30)
+        record.figure(f"{kind}.programs", len(own), at_least=150)
+        record.figure(f"{kind}.wrong_programs", sum(one.right == 0 for one in own), at_least=100)
+        record.figure(f"{kind}.errors", wrong)
+        record.figure(f"{kind}.share_of_errors", round(len(wrong) / len(own), 4), at_most=0.01)
 
 
 def _references(record, rows: Sequence[Mapping], tasks: Sequence[Mapping]) -> None:
