@@ -107,10 +107,9 @@ class Pool:
             raise ValueError("a reward pool that computes nothing needs `share`")
         self._functions, self._names = tuple(functions), signatures.names(functions)
         self._weights = tuple(weights) or (1.0,) * len(functions)
-        self._timeout_s, self._decode, self._journal = timeout_s, decode, journal
+        self._timeout_s, self._decode, self._journal, self._journaled = timeout_s, decode, journal, journaled
         self._sharing = Sharing(share) if share is not None else None
-        self._journaled, self._limits = journaled, limits
-        self._shuffle, self._seed, self._compute = shuffle, seed, compute
+        self._shuffle, self._seed, self._compute, self._limits = shuffle, seed, compute, limits
         self._group_size, self._printed, self._failures, self.beside = group_size, printed, Failures(log=tells), beside
         self._judging = {"sandbox": sandbox, "workers_per_core": workers / (os.cpu_count() or 1)}
         self._queue: deque[Task] = deque()

@@ -31,7 +31,7 @@ from jaxrl_post.types import Prompt, Rollout, missing_value
 _PROMPT_END = 24  # tokens; "<think>" and a newline are 8 of a tokenizer of characters
 
 
-def about(rollout: Rollout, limit_s: float, judging: Mapping, decode: Callable[[np.ndarray], str]) -> dict:
+def about(rollout: Rollout, limit_s: float, judging: Mapping, decode: Decode) -> dict:
     """Describes a rollout to a reward function.
 
     `limit_s`: CPU seconds that a judged program may take. `judging`: "sandbox" and "workers_per_core".

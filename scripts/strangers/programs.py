@@ -45,13 +45,25 @@ def _members(cases: list[tuple[str, Any, Any]]) -> Members:
 def judged() -> Members:
     """Forms of ground truths, each as a value and as its JSON text, with right and wrong programs; and what is no test."""
     cases = []
+    for (truth, extra, right), as_text in itertools.product(_forms(), (False, True)):
+        given = json.dumps(truth) if as_text else truth
+        what = f"{given!r:.60}"
+        cases.append((f"right for {what}", _score(right, given, extra), 1.0))
+        for wrong in ("print('banana')", right.replace("a + b", "3"), "x = 1", f"1 / 0\n{right}"):
+            cases.append((f"{wrong!r:.30} for {what}", _score(wrong, given, extra), 0.0))
+    cases += [(f"{one!r:.60} is refused", bool(program_tests.refusal(one, {})), True) for one in _idle()]
+    return _members(cases)
+
+
+def _forms() -> list[tuple[Any, dict, str]]:
+    """Returns ground truths, columns beside them, and a right program of each."""
     stdin = [{"input": i, "output": o, "testtype": "stdin"} for i, o in zip(PAIRS["inputs"], PAIRS["outputs"])]
     functional = [
         {"input": "\n".join(map(json.dumps, i)), "output": json.dumps(o), "testtype": "functional"}
         for i, o in zip(CALLS["inputs"], CALLS["outputs"])
     ]
     method = f"class Solution:\n    {ADD.replace('(a', '(self, a').replace(chr(10), chr(10) + '    ')}"
-    forms = [
+    return [
         (PAIRS, {}, READS),
         (stdin, {}, READS),
         ({"input": PAIRS["inputs"], "output": PAIRS["outputs"]}, {}, READS),
@@ -65,12 +77,11 @@ def judged() -> Members:
         (ASSERTS, {}, ADD),
         ("\n".join(ASSERTS), {}, ADD),
     ]
-    for (truth, extra, right), as_text in itertools.product(forms, (False, True)):
-        given = json.dumps(truth) if as_text else truth
-        what = f"{given!r:.60}"
-        cases.append((f"right for {what}", _score(right, given, extra), 1.0))
-        for wrong in ("print('banana')", right.replace("a + b", "3"), "x = 1", f"1 / 0\n{right}"):
-            cases.append((f"{wrong!r:.30} for {what}", _score(wrong, given, extra), 0.0))
+
+
+def _idle() -> list[Any]:
+    """Returns ground truths that test nothing of a program, or lack something of their form."""
+    functional = [{"input": "1", "output": "1", "testtype": "functional"}]
     idle = [
         0,
         42,
@@ -105,8 +116,7 @@ def judged() -> Members:
         functional,
         {"assert_case": ["assert 1"]},
     ]
-    cases += [(f"{one!r:.60} is refused", bool(program_tests.refusal(one, {})), True) for one in idle]
-    return _members(cases)
+    return idle
 
 
 def fences() -> Members:
