@@ -2,22 +2,27 @@
 
 - earn.txt: wrong programs that try to pass the tests of `add`; earn_behind_a_head.txt: of `twice`, whose head is given.
 - reach.txt: `attack()` returns True once it has touched something outside.
+- calls.txt: one system call each, by its numbers on x86_64 and aarch64, which must fail. They are of the kind "reach".
 - exhaust.txt: `attack()` tries to use up the machine. Whoever runs them looks at the machine afterwards.
+- outlive.txt: `attack()` tries to leave processes behind. Whoever runs them counts these.
 
 Sources name things of the host:
 
-- {secret}, a file, and {outside}, a folder that anyone may write;
-- {port}, a listening TCP port, and {socket}, a listening Unix socket;
-- {victim}, a process, and {token}, a value of the caller's environment.
+- {secret}, a file, {file} and {link}, a file of the account and a link to it, and {outside}, a folder that anyone may write;
+- {own}, a file of the interpreter's packages that the account owns where it can;
+- {port}, a listening TCP port, {socket}, a listening Unix socket, {datagrams} and {abstract}, Unix sockets for datagrams;
+- {shm} and {queue}, memory and a queue of System V;
+- {victim}, a process, {judge}, the caller, and {token}, a value of the caller's environment.
 
 `python scripts/hostile_programs.py LEVEL [KIND ...]` judges each at a level of the sandbox, as the present user, and
-prints JSON. The kind "control" is "reach" without what contacts another machine. What succeeds does no lasting harm: a
-signal is 0, a clock is set to its own time.
+prints JSON. The kind "control" is "reach" without what contacts another machine. What succeeds does no lasting harm
+outside of these things: a signal to others is 0, a clock is set to its own time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -42,7 +47,26 @@ _ROWS = {
     "earn_behind_a_head": _HEAD,
     "reach": {"test_list": ["assert attack() is True"]},
     "exhaust": {"test_list": ["assert attack() is True"]},
+    "outlive": {"test_list": ["assert attack() is True"]},
+    "calls": {"test_list": ["assert attack() is True"]},
 }
+_KINDS = {"earn_behind_a_head": "earn", "calls": "reach"}
+CALLS = """
+import ctypes, os, platform, struct
+libc = ctypes.CDLL(None, use_errno=True)
+column = ["x86_64", "aarch64"].index(platform.machine())
+CWD = -100
+
+def call(numbers, *values):
+    sent = [ctypes.c_char_p(v) if isinstance(v, bytes) else ctypes.c_long(v) for v in values]
+    return libc.syscall(ctypes.c_long(numbers[column]), *sent) >= 0
+
+def attack():
+    try:
+        return {call}
+    except OSError:
+        return False
+"""
 _ELSEWHERE = ("cloud metadata",)
 _ROWS_BY_NAME = {"endless generator": {"test_list": ["assert sum(attack()) == 3"]}}
 
@@ -69,7 +93,8 @@ def attacks() -> Iterator[Attack]:
     for kind, row in _ROWS.items():
         parts = re.split(r"^=== (.*)\n", (FOLDER / f"{kind}.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
         for name, source in zip(parts[1::2], parts[2::2], strict=True):
-            yield Attack(name, kind.partition("_")[0], source, _ROWS_BY_NAME.get(name, row))
+            text = CALLS.replace("{call}", source.strip()) if kind == "calls" else source
+            yield Attack(name, _KINDS.get(kind, kind), text, _ROWS_BY_NAME.get(name, row))
 
 
 def judged(attack: Attack, things: Mapping, level: str, limit_s: float = 0.5) -> tuple[float, float]:
@@ -88,34 +113,106 @@ def judged(attack: Attack, things: Mapping, level: str, limit_s: float = 0.5) ->
 @contextlib.contextmanager
 def host_things() -> Iterator[dict]:
     """Yields things of the host by the names that sources use, and "reached", which lists what was touched."""
-    with tempfile.TemporaryDirectory() as folder, subprocess.Popen(["sleep", "600"]) as victim:
+    with tempfile.TemporaryDirectory() as folder, subprocess.Popen(["sleep", "600"]) as victim, _queues() as queues:
         outside, secret, path = Path(folder, "outside"), Path(folder, "secret"), str(Path(folder, "socket"))
+        file, link, datagrams = Path(folder, "file"), Path(folder, "link"), str(Path(folder, "datagrams"))
         outside.mkdir()
         os.chmod(folder, 0o755)
         outside.chmod(0o777)
-        secret.write_text("key")
-        secret.chmod(0o600)
+        for one, text, mode in ((secret, "key", 0o600), (file, "kept", 0o644)):
+            one.write_text(text)
+            one.chmod(mode)
+        link.symlink_to(file)
+        with contextlib.suppress(OSError):
+            os.setxattr(file, "user.kept", b"1")
         os.environ["JAXRL_TOKEN"] = token = secrets.token_hex(8)
-        with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
-            unix.bind(path)
-            unix.listen()
-            os.chmod(path, 0o777)
-            named = {"secret": str(secret), "outside": str(outside), "port": tcp.getsockname()[1], "socket": path}
+        named = {"secret": str(secret), "outside": str(outside), "file": str(file), "link": str(link)}
+        named |= {"victim": victim.pid, "judge": os.getpid(), "token": token, "own": str(_own_file()), **queues}
+        try:
+            with _listening(path, datagrams) as sockets:
+                named |= {"port": sockets["TCP"].getsockname()[1], "socket": path, "datagrams": datagrams}
+                named["abstract"] = sockets["abstract"].getsockname()[1:].decode()
+                before = _state(named)
 
-            def reached() -> list[str]:
-                out = [f"file {name}" for name in os.listdir(outside)]
-                out += ["the victim"] if victim.poll() is not None else []
-                for name, server in (("TCP", tcp), ("Unix", unix)):
-                    server.setblocking(False)
-                    with contextlib.suppress(BlockingIOError):
-                        server.accept()[0].close()
-                        out.append(name)
-                return out
+                def reached() -> list[str]:
+                    out = [f"file {name}" for name in os.listdir(outside)]
+                    out += ["the victim"] if victim.poll() is not None else []
+                    now = _state(named) if victim.poll() is None else before
+                    out += [f"{name}: {before[name]} is {now[name]}" for name in now if now[name] != before[name]]
+                    return out + [name for name, server in sockets.items() if _heard(server)]
 
-            try:
-                yield named | {"victim": victim.pid, "token": token, "reached": reached}
-            finally:
-                victim.kill()
+                yield named | {"reached": reached}
+        finally:
+            victim.kill()
+
+
+def _state(things: Mapping) -> dict[str, str]:
+    """Returns what attacks could change of files, processes and queues of the host."""
+    out = {}
+    for name in ("file", "own"):
+        if not os.path.exists(things[name]):
+            out[name] = "gone"
+            continue
+        about = os.stat(things[name])
+        out[name] = f"mode {about.st_mode:o}, {about.st_size} bytes, changed {about.st_ctime_ns}"
+    for name in ("victim", "judge"):
+        pid, own = things[name], f"/proc/{things[name]}"
+        limits, status = (Path(own, kind).read_text() for kind in ("limits", "status"))
+        cpus = re.findall(r"Cpus_allowed:.*", status)
+        out[name] = f"{os.getpriority(os.PRIO_PROCESS, pid)}, {os.sched_getscheduler(pid)}, {cpus}, {hash(limits)}"
+    for name, file in (("shm", "shm"), ("queue", "msg")):
+        lines = [line.split() for line in Path("/proc/sysvipc", file).read_text().splitlines()[1:]]
+        out[name] = str([line[:6] for line in lines if int(line[1]) == things[name]])
+    return out
+
+
+def _own_file() -> Path:
+    """Returns a file that programs may read: of the packages if the account owns one there, else of the interpreter."""
+    folders = [Path(path) for path in sys.path if path.endswith("packages") and os.path.isdir(path)]
+    owned = (file for folder in folders for file in folder.glob("*/*.py") if file.stat().st_uid == os.getuid())
+    return next(owned, Path(os.__file__))
+
+
+@contextlib.contextmanager
+def _queues() -> Iterator[dict[str, int]]:
+    """Yields memory and a queue of System V that anyone may write."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    shm, queue = libc.shmget(0, 4096, 0o1666), libc.msgget(0, 0o1666)
+    if shm < 0 or queue < 0:
+        raise OSError(ctypes.get_errno(), "no System V memory or queue")
+    try:
+        yield {"shm": shm, "queue": queue}
+    finally:
+        libc.shmctl(shm, 0, None)
+        libc.msgctl(queue, 0, None)
+
+
+@contextlib.contextmanager
+def _listening(path: str, datagrams: str) -> Iterator[dict[str, socket.socket]]:
+    """Yields sockets that wait for connections and datagrams."""
+    kinds = {"Unix": (path, socket.SOCK_STREAM), "datagrams": (datagrams, socket.SOCK_DGRAM)}
+    kinds["abstract"] = (f"\0jaxrl_{secrets.token_hex(4)}", socket.SOCK_DGRAM)
+    with contextlib.ExitStack() as stack:
+        found = {"TCP": stack.enter_context(socket.create_server(("127.0.0.1", 0)))}
+        for name, (address, kind) in kinds.items():
+            found[name] = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
+            found[name].bind(address)
+        found["Unix"].listen()
+        for name in (path, datagrams):
+            os.chmod(name, 0o777)
+        for one in found.values():
+            one.setblocking(False)
+        yield found
+
+
+def _heard(server: socket.socket) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        if server.type == socket.SOCK_DGRAM:
+            server.recv(16)
+        else:
+            server.accept()[0].close()
+        return True
+    return False
 
 
 def left_behind(parent: int) -> int:
@@ -130,7 +227,10 @@ def left_behind(parent: int) -> int:
 def main(level: str, kinds: list[str]) -> int:
     """Prints, as JSON: scores and seconds by attack, what was reached, and the processes that are left."""
     from jaxrl_post.rewards import code
+    from jaxrl_post.rewards.sandbox import host
 
+    if "control" in kinds:
+        host._APART["none"] = ("",)  # a namespace would hide the other processes
     found = {}
     with host_things() as things:
         reached = things.pop("reached")

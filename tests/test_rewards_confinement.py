@@ -14,6 +14,9 @@ import pytest
 from test_rewards_pool import group, pool, rollout
 from test_rewards_sandbox import returned, score
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+import hostile_programs
+
 from jaxrl_post.rewards import code
 from jaxrl_post.rewards import sandbox as confined
 from jaxrl_post.rewards.sandbox import Unavailable, host, system_calls
@@ -25,79 +28,6 @@ pytestmark = [
         for words in ("os.fork:RuntimeWarning", "This process:DeprecationWarning")
     ),
 ]
-# Calls by number, so that no library stands between. Each must fail.
-TRIES = """
-import ctypes, os, platform, struct
-libc = ctypes.CDLL(None, use_errno=True)
-column = ["x86_64", "aarch64"].index(platform.machine())
-def call(numbers, *values):
-    sent = [ctypes.c_char_p(v) if isinstance(v, bytes) else ctypes.c_long(v) for v in values]
-    return libc.syscall(ctypes.c_long(numbers[column]), *sent) >= 0
-CWD, none = -100, ctypes.c_long(0)
-"""
-PROCESS = {
-    "prlimit": "call((302, 261), {victim}, 7, struct.pack('QQ', 0, 0), 0)",
-    "prlimit, read": "call((302, 261), {victim}, 7, 0, bytes(16))",
-    "prlimit of the parent": "call((302, 261), os.getppid() or {victim}, 7, struct.pack('QQ', 0, 0), 0)",
-    "sched_setaffinity": "call((203, 122), {victim}, 8, struct.pack('Q', 1))",
-    "sched_getaffinity": "call((204, 123), {victim}, 128, bytes(128))",
-    "sched_setscheduler": "call((144, 119), {victim}, 5, struct.pack('i', 0))",
-    "sched_setparam": "call((142, 118), {victim}, struct.pack('i', 0))",
-    "sched_setattr": "call((314, 274), {victim}, struct.pack('IIQiIQQQ', 48, 3, 0, 5, 0, 0, 0, 0), 0)",
-    "setpriority": "call((141, 140), 0, {victim}, 5)",
-    "getpriority": "call((140, 141), 0, {victim})",
-    "ioprio_set": "call((251, 30), 1, {victim}, 3 << 13)",
-    "getpgid": "call((121, 155), {victim})",
-    "clock": "call((228, 113), (~{victim} << 3) | 2, bytes(16))",
-    "kill": "call((62, 129), {victim}, 0)",
-    "kill the group": "call((62, 129), 0, 0)",
-    "pidfd_open": "call((434, 434), {victim}, 0)",
-    "process_vm_readv": "call((310, 270), {victim}, bytes(16), 0, bytes(16), 0, 0)",
-    "kcmp": "call((312, 272), {victim}, {victim}, 2, 0, 0)",
-    "owner of a pipe's signals": "call((72, 25), os.pipe()[0], 8, {victim})",
-    "undo the parent's signal": "call((157, 167), 1, 0)",
-    "core scheduling": "call((157, 167), 62, 2, {victim}, 0, 0)",
-}
-FILES = {
-    "fchmodat": "call((268, 53), CWD, {file!r}.encode(), 0o777)",
-    "fchmodat2": "call((452, 452), CWD, {file!r}.encode(), 0o777, 0)",
-    "fchownat": "call((260, 54), CWD, {file!r}.encode(), os.getuid(), os.getgid(), 0)",
-    "utimensat": "call((280, 88), CWD, {file!r}.encode(), bytes(32), 0)",
-    "setxattr": "call((188, 5), {file!r}.encode(), b'user.a', b'1', 1, 0)",
-    "getxattr": "call((191, 8), {file!r}.encode(), b'user.a', bytes(8), 8)",
-    "truncate": "call((76, 45), {file!r}.encode(), 0)",
-    "open to truncate": "call((257, 56), CWD, {file!r}.encode(), 0o1000, 0)",
-    "open the path": "call((257, 56), CWD, {file!r}.encode(), 0o10000000, 0)",
-    "faccessat": "call((269, 48), CWD, {file!r}.encode(), 0)",
-    "statfs": "call((137, 43), os.path.dirname({file!r}).encode(), bytes(256))",
-    "inotify": "call((254, 27), libc.inotify_init1(0), {file!r}.encode(), 2)",
-    "readlink": "call((267, 78), CWD, {link!r}.encode(), bytes(256), 256)",
-    "chdir": "call((80, 49), os.path.dirname({file!r}).encode())",
-    "an interpreter's file": "call((268, 53), CWD, os.__file__.encode(), os.stat(os.__file__).st_mode & 0o7777)",
-    "an open file": "call((91, 52), os.open(os.__file__, 0), os.stat(os.__file__).st_mode & 0o7777)",
-    "lock an open file": "call((73, 32), os.open(os.__file__, 0), 5)",
-    "attributes of an open file": "call((16, 29), os.open(os.__file__, 0), 0x40086602, bytes(8))",
-}
-CHANNELS = {
-    "socket": "call((41, 198), 2, 1, 0)",
-    "datagram pair": "call((53, 199), 1, 2, 0, bytes(8))",
-    "bind": "call((49, 200), 3, struct.pack('H', 1) + b'\\0x', 4)",
-    "connect": "call((42, 203), 3, struct.pack('H', 1) + b'\\0x', 4)",
-    "shmget": "call((29, 194), 0, 4096, 0o1600)",
-    "shmat": "call((30, 196), 0, 0, 4096)",
-    "shmctl": "call((31, 195), 0, 14, bytes(256))",
-    "semget": "call((64, 190), 0, 1, 0o1600)",
-    "semctl": "call((66, 191), 0, 0, 19, bytes(256))",
-    "msgget": "call((68, 186), 0, 0o1600)",
-    "msgctl": "call((71, 187), 0, 12, bytes(256))",
-    "mq_open": "call((240, 180), b'x', 0o100, 0o600, 0)",
-    "mq_unlink": "call((241, 181), b'x')",
-    "io_uring": "call((425, 425), 4, bytes(256))",
-    "memfd_create": "call((319, 279), b'x', 0)",
-    "perf_event_open": "call((298, 241), bytes(128), 0, -1, -1, 0)",
-    "add_key": "call((248, 217), b'user', b'x', b'y', 1, -3)",
-    "sync": "call((162, 81),)",
-}
 
 
 def levels():
@@ -117,37 +47,19 @@ def sandboxes():
         one.close()
 
 
-def test_a_program_touches_no_other_process_no_file_outside_and_no_channel(sandboxes, tmp_path):
-    file, link = tmp_path / "file", tmp_path / "link"
-    file.write_text("kept")
-    file.chmod(0o644)
-    link.symlink_to(file)
-    before = file.stat()
-    with subprocess.Popen(["sleep", "60"]) as victim:
-        of_victim = Path(f"/proc/{victim.pid}/limits").read_text()
-        things = {"victim": victim.pid, "file": str(file), "link": str(link)}
-        tries = {name: text.format(**things) for name, text in (PROCESS | FILES | CHANNELS).items()}
-        table = ", ".join(f"{name!r}: lambda: {text}" for name, text in tries.items())
-        source = f"{TRIES}\ntries = {{{table}}}\ndef f(): return [name for name, one in tries.items() if one()]"
+def test_a_program_makes_no_call_that_reaches_outside(sandboxes):
+    """Every line of scripts/attacks/calls.txt in one program. Files, processes and queues stay as they are."""
+    calls = [one for one in hostile_programs.attacks() if one.source.startswith(hostile_programs.CALLS[:20])]
+    assert len(calls) > 100
+    with hostile_programs.host_things() as things:
+        reached = things.pop("reached")
+        parts = [f"{one.filled(things)}\nfound[{one.name!r}] = attack" for one in calls]
+        source = "\n".join(["found = {}", *parts, "def f(): return [name for name, one in found.items() if one()]"])
         for level, sandbox in sandboxes.items():
-            launcher = Path(f"/proc/{sandbox._launcher.process.pid}/limits").read_text()
-            own = (
-                {"faccessat", "statfs", "readlink", "chdir", "open the path", "truncate"}
-                if level == "strict"
-                else set()
-            )
-            reached = {name for name in returned(sandbox, source) if name not in own}
-            assert not reached, (level, reached)
-            assert Path(f"/proc/{sandbox._launcher.process.pid}/limits").read_text() == launcher
-            assert victim.poll() is None and Path(f"/proc/{victim.pid}/limits").read_text() == of_victim
-        victim.kill()
-    after = file.stat()
-    assert file.read_text() == "kept"
-    assert (after.st_mode, after.st_mtime_ns, after.st_ctime_ns) == (
-        before.st_mode,
-        before.st_mtime_ns,
-        before.st_ctime_ns,
-    )
+            limits = Path(f"/proc/{sandbox._launcher.process.pid}/limits")
+            before = limits.read_text()
+            assert (level, returned(sandbox, source)) == (level, [])
+            assert limits.read_text() == before and reached() == []
 
 
 def test_what_programs_need_is_allowed(sandboxes):
