@@ -15,7 +15,8 @@ Sources name things of the host:
 - {victim}, a process, {judge}, the caller, and {token}, a value of the caller's environment.
 
 `python scripts/hostile_programs.py LEVEL [KIND ...]` judges each at a level of the sandbox, as the present user, and
-prints JSON. The kind "control" is "reach" without what contacts another machine. What succeeds does no lasting harm
+prints JSON. The kind "control" is "reach" without what contacts another machine. "killed" kills the judge of each program of
+the kind "outlive" while it runs, and counts what is left. What succeeds does no lasting harm
 outside of these things: a signal to others is 0, a clock is set to its own time.
 """
 
@@ -27,6 +28,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -215,13 +217,45 @@ def _heard(server: socket.socket) -> bool:
     return False
 
 
-def left_behind(parent: int) -> int:
-    """Returns how many processes live that a sandbox of the process `parent` started."""
-    mark, count = f"os.getppid() == {parent}\n".encode(), 0
+def left_behind(parent: int) -> list[int]:
+    """Returns the processes that live and that a sandbox of the process `parent` started."""
+    mark, out = f"os.getppid() == {parent}\n".encode(), []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            count += mark in file.read_bytes()
-    return count
+            out += [int(file.parent.name)] if mark in file.read_bytes() else []
+    return out
+
+
+def killed(level: str) -> dict[str, int]:
+    """Returns, for each program that tries to outlive, how many processes are left a second after its judge was killed."""
+    from jaxrl_post.rewards.sandbox import host
+    from jaxrl_post.rewards.sandbox.examiner import Link
+
+    out = {}
+    for attack in attacks():
+        if attack.kind != "outlive":
+            continue
+        reads, writes = os.pipe()
+        judge = os.fork()
+        if judge == 0:
+            link = Link(host.Sandbox(level).start(60.0).channel)
+            os.write(writes, b"r")
+            with contextlib.suppress(Exception):  # whatever the program does, its judge stays until it is killed
+                names = link.ask(do="load", source=attack.source, before=[], wanted=["attack"])["names"]
+                link.decode(names["attack"][1])()
+            time.sleep(600)
+        os.read(reads, 1)
+        time.sleep(0.5)
+        os.kill(judge, signal.SIGKILL)
+        os.waitpid(judge, 0)
+        time.sleep(1.0)
+        left = left_behind(judge)
+        out[attack.name] = len(left)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        os.close(reads)
+        os.close(writes)
+    return out
 
 
 def main(level: str, kinds: list[str]) -> int:
@@ -240,11 +274,13 @@ def main(level: str, kinds: list[str]) -> int:
                 score, seconds = judged(attack, things, level)
                 found[f"{attack.kind}: {attack.name}"] = {"score": score, "seconds": round(seconds, 3)}
         touched = reached()
+    outlived = killed(level) if "killed" in kinds else {}
     sandbox = code.sandbox_at(level)
     sandbox.close()
     time.sleep(0.2)
     out = {"level": sandbox.level, "layers": sandbox.layers, "uid": os.getuid(), "attacks": found}
-    print(json.dumps(out | {"reached": touched, "left_behind": left_behind(os.getpid())}))
+    out["outlived"] = outlived
+    print(json.dumps(out | {"reached": touched, "left_behind": len(left_behind(os.getpid()))}))
     return 0
 
 
