@@ -238,7 +238,9 @@ def killed(level: str) -> dict[str, int]:
         reads, writes = os.pipe()
         judge = os.fork()
         if judge == 0:
-            link = Link(host.Sandbox(level).start(60.0).channel)
+            sandbox = host.Sandbox(level)
+            program = sandbox.start(60.0)
+            link = Link(program.channel)
             os.write(writes, b"r")
             with contextlib.suppress(Exception):  # whatever the program does, its judge stays until it is killed
                 names = link.ask(do="load", source=attack.source, before=[], wanted=["attack"])["names"]
