@@ -547,3 +547,26 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize("task", [False, True])
+def test_a_worker_that_is_killed_while_it_starts_is_started_again(graders, task):
+    """Its task was never handed over, so that it is no attempt. One that is killed every time ends the pool."""
+    with pool(graders, "named", workers=1, timeout_s=30.0) as rewards:
+        first = rollout("word")
+        if task:
+            rewards.start(first)
+        for _ in range(2):
+            worker = next(iter(rewards._workers))
+            os.kill(worker.process.pid, signal.SIGKILL)
+            worker.process.wait()
+            rewards._turn(0.5)
+        if not task:
+            rewards.start(first)
+        out, figures = rewards.join(group(first)), rewards.metrics()
+        assert out.rewards.tolist() == [4.0] and figures["reward/retries"] <= 1 and figures["reward/unscored"] == 0
+        with pytest.raises(RuntimeError, match="cannot be started: the process ended with status -9"):
+            for _ in range(8):
+                os.kill(next(iter(rewards._workers)).process.pid, signal.SIGKILL)
+                next(iter(rewards._workers)).process.wait()
+                rewards._turn(0.5)

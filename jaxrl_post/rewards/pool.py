@@ -349,6 +349,9 @@ class Pool:
         task = worker.task
         if task is None:
             return
+        if not worker.ready:  # it never got the task
+            fresh.task = task
+            return
         name = self._functions[task.function]
         task.owner.counts["exceptions"] += failure.raised
         self._failures.tell(name, task.owner.rollouts, reason, failure.place, failure.trace)

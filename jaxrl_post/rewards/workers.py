@@ -1,11 +1,13 @@
 """The processes of a pool: started, heard, and replaced when one fails or takes too long.
 
-Invariant: every wait is bounded. A process that is killed has a fresh one in its place at once.
+Invariant: every wait is bounded. A process that is killed has a fresh one in its place at once, also one that was killed
+from outside while it started, as for memory.
 """
 
 from __future__ import annotations
 
 import multiprocessing.connection
+import signal
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +16,8 @@ from typing import Generic, TypeVar
 
 from jaxrl_post.rewards.process import START_LIMIT_S, WorkerProcess
 from jaxrl_post.rewards.sandbox.wire import Broken
+
+_KILLED_AT_START = 5  # times in a row until no further process is started
 
 _Process = TypeVar("_Process", bound=WorkerProcess)
 
@@ -41,7 +45,7 @@ class Workers(Generic[_Process]):
     """
 
     def __init__(self, fresh: Callable[[], _Process], count: int, what: str):
-        self._fresh, self._what, self.broken = fresh, what, 0
+        self._fresh, self._what, self.broken, self._killed_at_start = fresh, what, 0, 0
         self._all: list[_Process] = []
         self._finalizer = weakref.finalize(self, _end_all, self._all)  # runs at exit too
         self._all += [fresh() for _ in range(count)]
@@ -72,7 +76,10 @@ class Workers(Generic[_Process]):
                 raise ValueError(f"{self._what}: not loaded after {START_LIMIT_S:g} s")
             try:
                 message = next(worker.receive(), {})
-            except (EOFError, Broken):
+            except (EOFError, Broken) as error:
+                if isinstance(error, EOFError) and self._killed(worker.end()):
+                    worker = self._all[0] = self._fresh()
+                    continue
                 message = {"refused": f"the process that loads {self._what} died"}
             if "refused" in message:
                 self.close()
@@ -116,16 +123,24 @@ class Workers(Generic[_Process]):
         """Kills a process. Returns the fresh one in its place, and why it failed.
 
         Raises:
-          RuntimeError: it had not loaded what it runs, so that a fresh one would fail too.
+          RuntimeError: it had not loaded what it runs, so that a fresh one would fail too. One that was killed may be followed by
+            a few others.
         """
         status = worker.end()
         reason = failure.reason or f"the process ended with status {status}"
         position = self._all.index(worker)
-        if not worker.ready:
+        if worker.ready:
+            self._killed_at_start = 0
+        elif failure.reason or not self._killed(status):
             self.close()
             raise RuntimeError(f"a fresh process for {self._what} cannot be started: {reason}")
         self._all[position] = fresh = self._fresh()
         return fresh, reason
+
+    def _killed(self, status: int) -> bool:
+        """Counts a process that ended while it started. Returns whether it was killed and another may be started."""
+        self._killed_at_start += 1
+        return status == -signal.SIGKILL and self._killed_at_start < _KILLED_AT_START
 
 
 def _failure(worker: WorkerProcess, message: Mapping) -> Failure | None:
