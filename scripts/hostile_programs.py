@@ -230,6 +230,7 @@ def killed(level: str) -> dict[str, int]:
     """Returns, for each program that tries to outlive, how many processes are left a second after its judge was killed."""
     from jaxrl_post.rewards.sandbox import host
     from jaxrl_post.rewards.sandbox.examiner import Link
+    from jaxrl_post.rewards.sandbox.program import Outcome
 
     out = {}
     for attack in attacks():
@@ -242,7 +243,7 @@ def killed(level: str) -> dict[str, int]:
             program = sandbox.start(60.0)
             link = Link(program.channel)
             os.write(writes, b"r")
-            with contextlib.suppress(Exception):  # whatever the program does, its judge stays until it is killed
+            with Outcome():  # whatever the program does, its judge stays until it is killed
                 names = link.ask(do="load", source=attack.source, before=[], wanted=["attack"])["names"]
                 link.decode(names["attack"][1])()
             time.sleep(600)
