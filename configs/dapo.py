@@ -25,6 +25,6 @@ def get_config():
     c.algorithm.clip_ratio_low, c.algorithm.clip_ratio_high = 0.2, 0.28
     c.algorithm.loss_agg_mode, c.algorithm.entropy_coef = "token-mean", 1e-3
     c.algorithm.overlong_buffer, c.algorithm.overlong_penalty, c.algorithm.overlong_filtering = 24, 1.0, True
-    c.scheduler.filter_groups, c.scheduler.max_waves = True, 10
+    c.scheduler.filter_groups, c.scheduler.filter_metric, c.scheduler.max_waves = True, "acc", 10
     c.eval.every = 20
     return c

@@ -61,7 +61,8 @@ def train(
 
     Raises:
       ValueError: a mistake in config, data or rewards, or a folder that does not fit. No new folder is left.
-      NoScores: no rollout of the first round could be scored.
+      NoScores, NoGroups: no rollout of the first round could be scored, or filters leave no group.
+      SaveFailed: saves fail again and again, or the last one did. After that one the policy is there.
       KeyboardInterrupt: a signal ended the run, after a checkpoint where one may be saved.
       Unreachable, Behind, Taken: a run's bucket did not answer, has not all of the run, or is written by another process.
     """

@@ -33,8 +33,8 @@ The value of a flag stands behind "=" or as the next argument.
 Exit codes:
 - 1: a mistake in a config, a data file or a checkpoint. The error is one sentence, printed before anything is
   compiled. A run that could not start leaves no folder.
-- 1: no rollout of the first round could be scored, weights or gradients are not finite, saves fail again and again, or
-  a log cannot be written. Then the folder is kept.
+- 1: no rollout of the first round could be scored, filters leave no group, or weights or gradients are not finite. Or
+  saves fail again and again, the last save failed, or a log cannot be written. The folder is kept.
 - 42: use --resume. A signal or a hang ended the run, another process of the job was lost, a weight swap failed midway, or a
   bucket did not answer.
 """
@@ -48,7 +48,7 @@ import time
 BEGAN = time.monotonic()  # before the imports: a run's seconds include the imports
 if __name__ == "__main__":  # nothing has begun while modules are imported
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: os._exit(42))
+        signal.signal(number, lambda *_: (os.write(2, b"stopped before the run began\n"), os._exit(42)))
 
 import contextlib
 import json
@@ -61,28 +61,25 @@ from jaxrl_post import evaluation, loop
 from jaxrl_post.buckets.followers import Behind
 from jaxrl_post.buckets.record import Taken
 from jaxrl_post.buckets.store import Unreachable
-from jaxrl_post.checkpoint import log_marks, unsaved
+from jaxrl_post.checkpoint import log_marks
 from jaxrl_post.checkpoint.store import SaveFailed
 from jaxrl_post.config import reference
-from jaxrl_post.launch import adapter, attempts, completions, ended, resume, reward_start
-from jaxrl_post.launch import run_folder as folder
+from jaxrl_post.launch import attempts, completions, ended, run_end
 from jaxrl_post.launch.assemble import Run, assemble
 from jaxrl_post.launch.handed import Handed
 from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard, limit
 from jaxrl_post.launch.watchdog import Watchdog, WatchedRing, leaving, write_stacks
-from jaxrl_post.models import hf, lora
 from jaxrl_post.parallel import liveness
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.parallel.weight_sync import NotFinite, Torn
 from jaxrl_post.rewards import NoScores
 from jaxrl_post.rewards.chain import FirstScores
+from jaxrl_post.scheduler.group_filter import NoGroups, Solved
 from jaxrl_post.serve.agents import endpoint
 from jaxrl_post.telemetry import metrics, report
 from jaxrl_post.telemetry.alarms import Alarms, Diverged
 from jaxrl_post.telemetry.events import TimedRing
-from jaxrl_post.telemetry.journal import forget_aside
 from jaxrl_post.telemetry.observer import Observer
-from jaxrl_post.telemetry.page import document
 from jaxrl_post.telemetry.rollout_log import RolloutLog
 from jaxrl_post.telemetry.timing import AtWork
 from jaxrl_post.types import Group
@@ -91,7 +88,11 @@ from jaxrl_post.types import Group
 
 
 def turn(run: Run) -> None:
-    """Evaluates, runs the loop, evaluates again, and writes the policy and the summary."""
+    """Evaluates, runs the loop, evaluates again, and writes the policy and the summary.
+
+    Raises:
+      SaveFailed: the last save failed. The policy was written all the same.
+    """
     if run.swap:
         say(report.swap(run.swap))
     config, dog = run.config, watchdog(run)
@@ -117,20 +118,19 @@ def turn(run: Run) -> None:
         begin(ring, run, observe)
         run.watch.drain()
         with jax.transfer_guard_host_to_device("disallow"), stoppable(ring, run, observe):
-            loop.run(
-                ring,
-                run.turns,
-                run.scheduler,
-                run.rewards,
-                run.learner,
-                lambda learner, engine: publish(ring, run),
-                config.steps,
-            )
+            try:
+                parts = run.turns, run.scheduler, run.rewards, run.learner
+                loop.run(ring, *parts, lambda learner, engine: publish(ring, run), config.steps)
+            except Solved as end:
+                say(str(end))
+                save_last(ring, run, observe, run.learner.step)
         settle(ring, run, observe)
         run.guard.disarm()
         run.writer.close()
         with dog.phase("save_checkpoint"):
-            finish(run, observe.tokens)
+            run_end.finish(run, observe)
+        if run.saves.lost:
+            raise SaveFailed(run.saves.lost)
 
 
 def begin(ring: TimedRing, run: Run, observe: Observer) -> None:
@@ -197,22 +197,25 @@ def watchdog(run: Run) -> Watchdog:
 def stoppable(ring: TimedRing, run: Run, observe: Observer) -> StopSignal:
     """Registers what ends the run at a safe point after SIGTERM or SIGINT."""
 
-    def save_once(version: int) -> None:
-        ring.flush()
-        observe.flush()
-        run.saves.join()
-        if version not in run.saves.steps():
-            save(run, observe, version)
-            run.saves.join()
-
     def may_save() -> bool:
         config = run.config  # a drafter forgets at a save what it learned of rollouts since
         return config.checkpoint.every > 0 and config.speculation.drafter == "off" and run.turns.pending == 0
 
-    stop = StopSignal(save_once, may_save, run.config.steps)
+    stop = StopSignal(lambda version: save_last(ring, run, observe, version), may_save, run.config.steps)
     ring.on("stepped", stop.stepped)
     ring.on("published", stop.published)
     return stop
+
+
+def save_last(ring: TimedRing, run: Run, observe: Observer, version: int) -> bool:
+    """Saves a version after which the run ends early, unless it never saves. Returns whether it is saved."""
+    ring.flush()
+    observe.flush()
+    run.saves.join()
+    if version not in run.saves.steps() and run.config.checkpoint.every > 0:
+        save(run, observe, version, last=True)
+        run.saves.join()
+    return version in run.saves.steps()
 
 
 def publish(ring: TimedRing, run: Run) -> int:
@@ -232,8 +235,10 @@ def publish(ring: TimedRing, run: Run) -> int:
     return run.engine.version
 
 
-def save(run: Run, observe: Observer, version: int) -> None:
+def save(run: Run, observe: Observer, version: int, last: bool = False) -> None:
     """Saves the whole run as one unit, with the present length of its logs. It is written while the run goes on.
+
+    `last`: the run ends with it, whatever its config says.
 
     Every engine takes all rollouts out of their slots, so that this run and a resumed one continue alike.
     """
@@ -251,7 +256,7 @@ def save(run: Run, observe: Observer, version: int) -> None:
     }
     # Orbax compiles programs of its own, in which all processes take part
     with run.guard.lifted(), jax.transfer_guard_host_to_device("allow"):
-        run.saves.save(version, run.learner.state, host, run.about)
+        run.saves.save(version, run.learner.state, host, run.about, last or version >= run.config.steps)
 
 
 def dump(run: Run, step: int, groups: Sequence[Group]) -> None:
@@ -297,66 +302,7 @@ def sampled(run: Run, version: int) -> dict[str, float]:
     return found.metrics() | {name: n for name, n in counted.items() if "timing_s/" not in name}
 
 
-# ---- 2. The end of a run
-
-
-def finish(run: Run, tokens: int) -> None:
-    """Writes the policy and the summary, and prints them. Every process takes part in gathering the policy."""
-    words = run.start.tokenizer
-    hf.save(
-        run.folder / reward_start.folder(run.start.model),
-        run.start.model,
-        lora.exported(run.learner.params),
-        dtype=run.start.dtype,
-        tokenizer_files=run.start.files,
-        eos_ids=words.eos_ids,
-        bos_id=words.bos_id,
-    )
-    adapter.export(run.folder / "adapter", run.config, run.start.model, run.learner.params)
-    if jax.process_index() != 0:
-        unsaved.forget(run.mine)
-        return
-    figures, rows = [found.figures() for found in run.evaluations] or [None], metrics.read(run.mine / "metrics.jsonl")
-    summary = {
-        "name": run.config.name,
-        "seed": run.config.seed,
-        "eval": {"before": figures[0], "after": figures[-1]},
-        "completions": completions.before_and_after(rows),
-        "steps": run.learner.step,
-        "tokens": tokens,
-        "versions": resume.versions(),
-        "graders": run.about.get("graders", {}),
-        "device": jax.devices()[0].device_kind,
-        "devices": jax.device_count(),
-        "processes": jax.process_count(),
-        "sandbox": run.rewards.confined,
-        "swap": run.swap,
-        "overlong": dict(run.start.overlong),
-        "seconds": round(time.monotonic() - run.began, 3),
-        "device_time": report.device_time(rows),
-    } | ({"parent": run.parent.told()} if run.parent else {})
-    folder.write_json(run.folder / "summary.json", summary)
-    folder.write_json(run.folder / "bias.json", run.meter.report())
-    document.write([run.folder], run.folder / document.NAME)
-    forget_aside(run.mine)
-    unsaved.forget(run.mine)
-    say("\n".join([*answers(run), *report.headline(summary, run.config.eval.samples), *folder.contents(run.folder)]))
-
-
-def answers(run: Run) -> list[str]:
-    """Returns lines that show held-out prompts with their greedy rollouts before and after training, cut where long."""
-    lines = []
-    first, last = (run.evaluations or [None])[0], (run.evaluations or [None])[-1]
-    for index in range(min(run.config.eval.show, len(run.start.held_out))):
-        prompt = run.start.held_out[index]
-        text = report.line(run.start.tokenizer.decode(prompt.tokens))
-        lines.append(f"\nprompt  {text}   answer {report.line(str(prompt.answer))}")
-        for word, found in (("before", first), ("after", last)):
-            group = found.greedy[index]
-            mark = f"{group.accuracies[0]:g}" if group.scored[0] else "no score"
-            text = report.line(run.start.tokenizer.decode(group.rollouts[0].tokens, before=prompt.tokens))
-            lines.append(f"  {word:<6}  {mark:<8}  {text}")
-    return lines
+# ---- 2. The command
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -395,6 +341,7 @@ def _ended(arguments: Sequence[str]) -> int:
                 run.mirror.check()
         except (
             NoScores,
+            NoGroups,
             Diverged,
             SaveFailed,
             Taken,

@@ -148,6 +148,7 @@ def policy(name, prompts=None, **changed):
         max_tokens=24,
         filter_groups=False,
         max_waves=99,
+        filter_metric="acc",
         replicas=1,
     )
     settings |= {"sync": {}, "tail_batching": {"over": 1.5}, "rollpacker": {"over_prompts": 1.5, "over_samples": 1.4}}[

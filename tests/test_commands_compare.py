@@ -115,6 +115,24 @@ def test_the_screen_and_json_agree(runs, capsys):
     assert "1 ids name different prompts" in text and "\n  1  0.1  0.2\n  2  0.2  0.4\n" in text
 
 
+def test_it_has_seconds_tokens_a_second_and_staleness(tmp_path, capsys):
+    """Medians by hand, without the first step, which compiles."""
+    folders = []
+    for name, seconds in (("a", (60.0, 2.0, 4.0, 3.0)), ("b", (50.0, 6.0, 6.0, 9.0))):
+        rows = [
+            {"step": step, "timing_s/step": taken, "perf/throughput": 120 / taken, "off_policy/mean": step / 4}
+            for step, taken in enumerate(seconds, start=1)
+        ]
+        folders.append(str(made_runs.run(tmp_path / name, rows=rows)))
+    assert commands.main(["compare", *folders]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "seconds a step A 3 B 6 B/A 2.00" in text and "trained tokens/s a device A 40 B 20 B/A 0.50" in text
+    assert "off_policy/mean A" in text
+    assert commands.main(["compare", *folders, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["timed"]["timing_s/step"]["b"] == [50, 6, 6, 9] and "timing_s/step" not in told["curves"]
+
+
 def test_a_sparkline_has_the_shape_of_its_values():
     assert compare.sparkline([0, 1, 2, 3, 4, 5, 6, 7], 0, 7) == "▁▂▃▄▅▆▇█"
     assert compare.sparkline([2.0, 2.0], 2.0, 2.0) == "▅▅"

@@ -314,8 +314,8 @@ ARMS_OF_SCHEDULER = {
 # On shared devices complete groups wait for late ones alone, near the bound of staleness, which this workload never meets.
 RARE = {"pipeline: scheduler.max_ready=6"}
 # Which no simulation of this size can show: a name, loans and turns with the learner, a bound that ends the run, and
-# lengths for a choice that is made before.
-APART = ("name", "lend", "interleave", "max_waves", "auto_history")
+# lengths for a choice that is made before, and what a filter reads where the reward is the accuracy.
+APART = ("filter_metric", "name", "lend", "interleave", "max_waves", "auto_history")
 
 
 def _decisions(given: settings.Simulation) -> list[str]:

@@ -20,6 +20,7 @@ from jaxrl_post.engine.speculation.interface import ALL_SIZE, OFFSET, ROW, SIZE
 from jaxrl_post.engine.speculation.registry import DRAFTERS
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.engine.speculation.table_cache import Shared, Shelf
+from jaxrl_post.engine.step_cost import StepCost, best_size
 from jaxrl_post.history import History
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
@@ -212,6 +213,31 @@ def test_what_was_counted_weighs_and_older_counts_fade():
     assert drafting.worth(20, 2, free=50) == pytest.approx(drafting.worth(20, 2) + number * gain)
     prior = drafting.drafter.priors[7]
     assert drafting.estimates.rates()[7] == pytest.approx((48 + 16 * prior) / (64 + 16))
+
+
+@pytest.mark.parametrize(("share", "goes_on"), [(0.0, False), (0.021, False), (0.05, False), (0.3, True), (0.9, True)])
+def test_drafts_that_turn_out_wrong_end_with_the_dispatch_that_shows_it(share, goes_on):
+    """32 slots of 16 steps, three drafts each, of an estimated chance of 10.5 / 16: as many are right as `share` says.
+
+    A table on which rows are free, as an analytic one of a CPU, would have gone on with any."""
+    drafting, _ = made(slots=32)
+    free = StepCost((32, 128), (0.001, 0.001), "free")
+    chosen = []
+    for _ in range(4):
+        drafts = best_size(free, (32, 128), 32, 0.0, lambda rows: drafting.worth(rows, 32))[1]
+        chosen.append(drafts)
+        if not drafts:
+            drafting.quiet(16)
+            continue
+        offers = np.zeros(OFFERS)
+        offers[10] = 3 * 32 * 16
+        zeros = np.zeros((2, drafting.drafter.classes), int)
+        drafting.record_outcome(zeros, offers, 512, 0, 0, given=1536, right=round(1536 * share))
+    assert chosen == [True, *[goes_on] * 3]
+    if goes_on:
+        prior, hoped = acceptance.SURMISED, 1536 * 10.5 / 16
+        right, expected = (sum(value * (2 / 3) ** n for n in range(4)) for value in (round(1536 * share), hoped))
+        assert drafting.value.calibration == pytest.approx(min(1.0, (right + prior) / (expected + prior)))
 
 
 def told_nothing(drafting):

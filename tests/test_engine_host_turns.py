@@ -67,6 +67,17 @@ def test_endings(plain):
     assert {r.finish for r in plain.values()} == {Finish.EOS, Finish.LENGTH}
 
 
+def test_turns_that_are_cut_are_handed_over_by_option_and_no_token_depends_on_it(shared, plain):
+    shared.reset()
+    silent = Turns(shared, fake.Scripted(), delay=10, steps_cut=False)
+    assert same(plain, lab.run(silent, ASKED))
+    heard = conversing(shared)
+    assert same(plain, lab.run(heard, ASKED))
+    turns = sum(map(turns_of, plain.values()))
+    cut = sum(rollout.tokens[-1] not in ENDS for rollout in plain.values())
+    assert cut > 3 and heard._environments.started == turns == silent._environments.started + cut
+
+
 @pytest.mark.parametrize("delay", [0, 3, 200])
 def test_delay_slot_order_and_submit_times_change_nothing(shared, plain, delay):
     noise = np.random.default_rng(delay)

@@ -81,9 +81,15 @@ def test_a_holder_without_a_name_is_refused_too(tmp_path):
             run_lock.hold(tmp_path, two)
 
 
+@pytest.fixture(autouse=True)
+def no_run(monkeypatch):
+    """No run of another test in this process is named."""
+    monkeypatch.setattr(stop_signal, "_resumed_from", [])
+
+
 def stop(may_save=True, last=10):
     saved: list[int] = []
-    return StopSignal(saved.append, lambda: may_save, last), saved
+    return StopSignal(lambda version: saved.append(version) is None, lambda: may_save, last), saved
 
 
 def test_a_signal_saves_at_the_next_publish_where_that_changes_no_bit():
@@ -136,7 +142,15 @@ def test_the_last_publish_ends_the_run_itself_and_handlers_come_back():
     assert saved == [] and signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_second_interrupt_of_a_program_is_pythons_own():
+@pytest.fixture
+def interrupts():
+    """Python's own handler of SIGINT, also where the tests run in the background and the signal is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_interrupt_of_a_program_is_pythons_own(interrupts):
     made, _ = stop()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with pytest.raises(KeyboardInterrupt), made:
@@ -163,7 +177,7 @@ def test_a_run_that_hangs_in_a_call_ends_in_time():
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=30)[1]
-    assert process.returncode == 42 and said.startswith("stopped where it was, 0.5 s after a signal"), said
+    assert process.returncode == 42 and "\nstopped where it was, 0.5 s after a signal" in said, said
 
 
 def test_outside_of_the_ring_a_signal_is_obeyed_at_once_and_handlers_come_back():
@@ -223,3 +237,19 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_the_undisturbed_one(tmp_path,
     assert process.returncode == 0, said
     for name in ("rollouts/step_000008.npz", "policy/model.safetensors", "rewards.jsonl", "scheduler_log.jsonl"):
         assert (stopped / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_a_signal_is_answered_at_once_with_the_folder_for_resume(tmp_path):
+    """While the main thread waits in a call, and long before the run ends."""
+    code = STUCK.replace("with stop_signal.heard", "stop_signal.resumed_from('runs/mine')\nwith stop_signal.heard")
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "8"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        sent = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.readline()
+        assert time.monotonic() - sent < 4
+        process.kill()
+    assert said.startswith("SIGINT: the run ends at its next publish or dispatch, within 8 s")
+    assert said.endswith("--resume=runs/mine continues it\n")

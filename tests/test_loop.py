@@ -29,6 +29,7 @@ def turn(*, order=0, slots=8, steps=3, filter_groups=True):
         max_tokens=6,
         filter_groups=filter_groups,
         max_waves=99,
+        filter_metric="acc",
         replicas=1,
     )
     rewards = ToyRewards(accuracy)

@@ -253,6 +253,21 @@ def test_the_limit_of_turns_ends_a_conversation(own):
     assert talk.metrics("train")["environment/cut"] == 1
 
 
+def test_a_turn_cut_at_the_limit_of_tokens_reaches_its_environment_or_is_masked(own):
+    """The first turn is cut: without the environment's word it earned 0, so that rambling paid where turns cost."""
+    talk, log, prompt = made(own)
+    cut = Rollout.written(RolloutId(0, "train", 0, prompt.id, 0), prompt, np.array(WORDS.encode("ab")), Finish.LENGTH)
+    assert not talk.score(cut)["scored"], "its environment never got it"
+    talk.start(cut)
+    assert talk.join(cut) is None and [record["reward"] for record in log.journal] == [0.25]
+    assert talk.score(cut)["scored"] and talk.score(cut)["reward"] == 0.25
+    assert talk.metrics("train")["environment/cut"] == 1
+    second = more(begun(prompt, sample=1), WORDS.encode("1>"), "c")
+    talk.start(begun(prompt, sample=1))
+    talk.join(begun(prompt, sample=1))
+    assert talk.score(second) | {"components": {}} == {"scored": False, "reward": 0.25, "components": {}}
+
+
 class Slow:
     """A pool whose environment takes 0.75 seconds for each step, by what it says."""
 

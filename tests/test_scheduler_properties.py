@@ -70,6 +70,7 @@ def live_through(case, every):
             group_size=case["group"],
             filter_groups=filtered,
             max_waves=10_000,
+            filter_metric="acc",
             replicas=case["replicas"],
             delivery=Streamed(pieces) if pieces else None,
             placement=Wandering(case["replicas"], case["seed"]) if case["wander"] else LeastLoaded(case["replicas"]),

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_ring import SAMPLING, ToyPrompts
 
-from jaxrl_post.scheduler.rounds.rounds import Sync, differs
+from jaxrl_post.scheduler.group_filter import NoGroups, Solved, differs
+from jaxrl_post.scheduler.rounds.rounds import Sync
 from jaxrl_post.types import Capacity, Finish, Group, Rollout
 
 FREE = Capacity(slots=(4,), pages=(4,))
@@ -27,6 +28,7 @@ def make(prompts, kind=Sync, **changed):
         sampling=SAMPLING,
         max_tokens=5,
         filter_groups=True,
+        filter_metric="acc",
         max_waves=50,
         replicas=1,
     )
@@ -305,11 +307,23 @@ def test_requests_hold_their_own_seed_and_settings():
 def test_a_round_that_never_fills_says_so():
     scheduler = make(ToyPrompts(9), max_waves=2)
     with pytest.raises(
-        RuntimeError,
+        NoGroups,
         match=r"scheduler.filter_groups kept 0 of the 4 groups of round 1 after "
         r"scheduler.max_waves=2 waves \(8 groups scored\)",
     ):
         drive(scheduler, lambda id: 1.0, 0)
+
+
+@pytest.mark.parametrize(("later", "ends"), [(1.0, Solved), (0.0, NoGroups)])
+def test_a_run_that_has_solved_its_prompts_ends_well_and_one_that_fails_them_does_not(later, ends):
+    """Both trained on a round before. Rewards that never differed may be constant, and are no end of a run."""
+    prompts = ToyPrompts(9)
+    first = {prompts.at(place)[1].id for place in range(4)}
+    scheduler = make(prompts, max_waves=2)
+    with pytest.raises(ends, match="kept 0 of the 4 groups of round 2"):
+        drive(
+            scheduler, lambda id: float(id.sample % 2) if (id.epoch, id.prompt_id in first) == (0, True) else later, 0
+        )
 
 
 def test_ids_twice_in_an_epoch_are_refused():

@@ -98,8 +98,8 @@ def test_observed_tokens_have_no_age():
     assert (row["off_policy/share_1"], row["off_policy/share_2"]) == (0.75, 0.25) and "off_policy/share_5" not in row
 
 
-def test_what_was_not_scored_is_in_no_mean_and_equal_accuracies_are_no_signal():
-    """The unscored answer has components all the same; a penalty parts the rewards of two right answers."""
+def test_what_was_not_scored_is_in_no_mean_and_rewards_that_differ_are_a_signal():
+    """The unscored answer has components all the same; a penalty parts the rewards of two right answers, as TRL counts."""
     prompt = Prompt(id="a", tokens=[1])
     three = tuple(rollout(prompt, sample, [0]) for sample in range(3))
     given = Group(
@@ -111,7 +111,7 @@ def test_what_was_not_scored_is_in_no_mean_and_equal_accuracies_are_no_signal():
     )
     row = metrics.describe([given], version=0)
     assert (row["reward/acc/mean"], row["reward/form/mean"], row["critic/score/max"]) == (1.0, 0.5, 1.0)
-    assert row["frac_reward_zero_std"] == 1.0 and row["reward_std"] == 0.25
+    assert row["frac_reward_zero_std"] == 0.0 and row["reward_std"] == 0.25
 
 
 def test_describe_of_nothing_scored_has_no_score():

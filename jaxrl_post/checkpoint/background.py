@@ -42,7 +42,12 @@ class Background:
         """Returns the numbers of all steps on disk. One that is being saved is none yet."""
         return self._saves.steps()
 
-    def save(self, step: int, arrays: Any, host: Mapping, about: Mapping) -> None:
+    @property
+    def lost(self) -> str:
+        """Why the last save of the run failed; empty where it did not."""
+        return self._saves.lost
+
+    def save(self, step: int, arrays: Any, host: Mapping, about: Mapping, last: bool = False) -> None:
         """Begins to save a step, after the save before has ended. See Checkpoints.save.
 
         Raises:
@@ -50,9 +55,10 @@ class Background:
         """
         self.join()
         if jax.process_count() > 1:
-            self._write(step, arrays, host, about)
+            self._write(step, arrays, host, about, last)
         else:
-            self._running = self._thread.submit(self._write, step, on_host(arrays), host_state.copied(host), about)
+            copied = on_host(arrays), host_state.copied(host)
+            self._running = self._thread.submit(self._write, step, *copied, about, last)
 
     def join(self) -> None:
         """Waits for the save under way, if any.
@@ -64,6 +70,6 @@ class Background:
         if running is not None:
             running.result()
 
-    def _write(self, step: int, arrays: Any, host: Mapping, about: Mapping) -> None:
-        self._saves.save(step, arrays, host, about)
+    def _write(self, step: int, arrays: Any, host: Mapping, about: Mapping, last: bool) -> None:
+        self._saves.save(step, arrays, host, about, last)
         self._after()

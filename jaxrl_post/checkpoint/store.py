@@ -83,8 +83,9 @@ class Checkpoints:
         self._folder, self._keep, self._say = Path(folder), keep_last, say
         self._share, self._any_of, self._disks = share, any_of, disks or OneDisk()
         self._most, self._failed, self._reach = max_failures, 0, reach
+        self.lost = ""  # why the last save of the run failed
 
-    def save(self, step: int, arrays: Any, host: Mapping, about: Mapping) -> None:
+    def save(self, step: int, arrays: Any, host: Mapping, about: Mapping, last: bool = False) -> None:
         """Saves a step. The step is complete when this returns, or it failed, which is said in one line.
 
         A failure of another process than 0 ends the job.
@@ -93,6 +94,7 @@ class Checkpoints:
           arrays: a tree of jax arrays, or what `on_host` made of it.
           host: nested dicts and lists of plain values and numpy arrays. Each process has its own.
           about: JSON.
+          last: no further save follows, so a failure stays in `lost`.
 
         Raises:
           SaveFailed: the last `max_failures` saves have failed.
@@ -102,7 +104,7 @@ class Checkpoints:
         try:
             self._check_space(given)
             self._save(step, given, host, about)
-            self._failed = 0
+            self._failed, self.lost = 0, ""
         except _FAILURES as error:
             if jax.process_count() > 1:
                 raise
@@ -112,7 +114,9 @@ class Checkpoints:
                 raise SaveFailed(
                     f"{reason}; {self._failed} saves in a row failed, which is checkpoint.max_failures"
                 ) from error
-            self._say(f"CHECKPOINT FAILED: {reason}; the run goes on, and the next save tries again")
+            if last:
+                self.lost = f"{reason}; it was the last save of the run, and none follows"
+            self._say(f"CHECKPOINT FAILED: {self.lost or f'{reason}; the run goes on, and the next save tries again'}")
 
     def _left_by(self, step: int) -> str:
         """Removes what a failed save left, and says which step is the newest whole one."""

@@ -1,9 +1,10 @@
 """python -m jaxrl_post compare A B [--metric=NAME] [--json]
 
-Compares two runs: the options in which they differ, their curves, and what they generated, prompt by prompt.
+Compares two runs: the options in which they differ, their curves, seconds and tokens a second, how stale their tokens
+were, and what they generated, prompt by prompt.
 
 --metric=NAME   also prints this metric at every step that both runs have; may come several times
---json          prints one object, with the curves of all metrics that were not timed
+--json          prints one object: "curves" has the metrics that follow from config and code, "timed" those of the machine
 
 Runs with one seed share the noise of every rollout, so rollouts of the same prompt, epoch, sample and attempt are
 paired. The mean difference has a 95 % bootstrap interval over prompts. Beside it stands the interval that the same
@@ -17,6 +18,7 @@ import difflib
 import functools
 import json
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
@@ -32,7 +34,21 @@ from jaxrl_post.telemetry import metrics, run_logs
 from jaxrl_post.telemetry.run_logs import RunLogs
 from jaxrl_post.types import Prompt
 
-HEADLINE = ("critic/score/mean", "reward/acc/mean", "response_length/mean", "actor/entropy", "actor/grad_norm")
+HEADLINE = (
+    "critic/score/mean",
+    "reward/acc/mean",
+    "response_length/mean",
+    "actor/entropy",
+    "actor/grad_norm",
+    "off_policy/mean",
+    "off_policy/max",
+)
+TIMED = {  # what a user calls these metrics
+    "timing_s/step": "seconds a step",
+    "timing_s/gen": "seconds of generation",
+    "perf/throughput": "trained tokens/s a device",
+    "perf/generated_tokens_per_s": "generated tokens/s",
+}
 _BARS, _WIDTH = "▁▂▃▄▅▆▇█", 32
 _ALIKE = ("run_dir", "name")  # options that say only where a run lies
 
@@ -57,7 +73,7 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
 def _print(flags: argparse.Namespace) -> int:
     found = compared(run_logs.opened(flags.a), run_logs.opened(flags.b))
     for name in flags.metric:
-        _check_metric(name, found["curves"])
+        _check_metric(name, found["curves"] | found["timed"])
     print(json.dumps(found) if flags.json else "\n".join(lines(found, flags.metric)))
     return 0
 
@@ -69,7 +85,7 @@ def compared(one: RunLogs, two: RunLogs) -> dict:
       ValueError: the runs share no prompt and no metric at one step.
     """
     found = pairs.between(one, two, _same(one, two))
-    shared = curves(one, two)
+    shared, timed = (curves(one, two, timed=timed) for timed in (False, True))
     if not found and not shared:
         raise ValueError(
             f"compare: {one.folder} and {two.folder} share nothing: no scored prompt, and no metric at one step"
@@ -82,6 +98,7 @@ def compared(one: RunLogs, two: RunLogs) -> dict:
         "environment": _differences(one.derived, two.derived),
         "paired": [asdict(pair) | {"width_over_unpaired": pair.width} for pair in found],
         "curves": shared,
+        "timed": timed,
     }
 
 
@@ -101,9 +118,9 @@ def _same(one: RunLogs, two: RunLogs):
     return same
 
 
-def curves(one: RunLogs, two: RunLogs) -> dict[str, dict]:
-    """Returns {name: {"steps", "a", "b"}} of metrics that were not timed, at steps that both runs have."""
-    columns = [_columns(run.metrics()) for run in (one, two)]
+def curves(one: RunLogs, two: RunLogs, *, timed: bool = False) -> dict[str, dict]:
+    """Returns {name: {"steps", "a", "b"}} at steps that both runs have, of metrics that were timed or of all others."""
+    columns = [_columns(run.metrics(), timed) for run in (one, two)]
     out = {}
     for name in sorted(columns[0].keys() & columns[1].keys()):
         a, b = columns[0][name], columns[1][name]
@@ -113,11 +130,11 @@ def curves(one: RunLogs, two: RunLogs) -> dict[str, dict]:
     return out
 
 
-def _columns(rows: Sequence[Mapping]) -> dict[str, dict[int, float]]:
+def _columns(rows: Sequence[Mapping], timed: bool) -> dict[str, dict[int, float]]:
     out: dict[str, dict[int, float]] = {}
     for row in rows:
-        for name, value in metrics.deterministic(row).items():
-            if name != "step" and math.isfinite(value):
+        for name, value in row.items():
+            if name != "step" and metrics.is_timing(name) == timed and math.isfinite(value):
                 out.setdefault(name, {})[int(row["step"])] = value
     return out
 
@@ -149,11 +166,22 @@ def lines(found: Mapping, asked: Sequence[str]) -> Iterator[str]:
                 (name if word == "a" else "", word.upper(), sparkline(curve[word], low, high), *_ends(curve[word]))
             )
     yield from _table("\ncurves at common steps: shape, first and last value", rows)
+    yield from _speeds(found["timed"])
     for name in asked:
-        curve = found["curves"][name]
+        curve = (found["curves"] | found["timed"])[name]
         yield from _table(
             f"\n{name}: step, A, B", [(str(s), f"{a:.6g}", f"{b:.6g}") for s, a, b in zip(*curve.values())]
         )
+
+
+def _speeds(timed: Mapping) -> Iterator[str]:
+    """Yields seconds and tokens a second: medians over common steps, of which the first compiles, and their ratio."""
+    rows = []
+    for name, words in TIMED.items():
+        if name in timed:
+            a, b = (statistics.median(timed[name][side][1:] or timed[name][side]) for side in "ab")
+            rows.append((words, f"A {a:.4g}", f"B {b:.4g}", f"B/A {b / a:.2f}" if a else ""))
+    yield from _table("\nmedian at common steps but the first, as measured", rows)
 
 
 def _pairs(found: Mapping) -> Iterator[str]:

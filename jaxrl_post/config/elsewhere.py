@@ -127,6 +127,7 @@ _TABLE: dict[str, dict[str, str]] = {
         "algorithm.kl_penalty": "| the KL in the reward is the k1 estimate, verl's 'kl'",
         "algorithm.norm_adv_by_std_in_grpo": "algorithm.adv_estimator | false: 'dr_grpo'",
         "algorithm.filter_groups.enable": "scheduler.filter_groups",
+        "algorithm.filter_groups.metric": "scheduler.filter_metric | 'seq_final_reward' is refused: the learner alone knows the KL",
         "algorithm.filter_groups.max_num_gen_batches": "scheduler.max_waves",
         "algorithm.rollout_correction.rollout_is": "algorithm.rollout_is",
         "algorithm.rollout_correction.rollout_is_threshold": "algorithm.rollout_is_threshold",

@@ -341,7 +341,15 @@ class SchedulerConfig:
     prompts: int = at_least(32, 1, unit="prompts", doc="Groups of one round (verl: train_batch_size).")
     group_size: int = at_least(8, 1, unit="rollouts", doc="Rollouts of one prompt (verl: rollout.n).")
     filter_groups: bool = any_of_type(
-        False, doc="Whether groups whose accuracies are all equal are left out and replaced by other prompts."
+        False,
+        doc="Whether groups whose rollouts all have one value of `filter_metric` are left out and replaced by other prompts.",
+    )
+    filter_metric: str = any_of_type(
+        "seq_reward",
+        used_when="scheduler.filter_groups=true",
+        why="without filters no group is left out",
+        doc="What tells the rollouts of a group apart (verl: algorithm.filter_groups.metric). seq_reward, score: the summed "
+        "reward; acc: the accuracy; else the name of a reward function or of a component.",
     )
     max_waves: int = at_least(
         10,

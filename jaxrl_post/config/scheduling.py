@@ -87,6 +87,16 @@ _STREAMS = (
     ),
 )
 
+_FILTERS = (
+    relation(
+        "scheduler.filter_metric",
+        need=lambda metric: metric.strip() not in ("", "seq_final_reward"),
+        says="{scheduler.filter_metric} must name the reward or a part of it; verl's 'seq_final_reward' holds the KL, which the "
+        "learner alone knows",
+        nearest=lambda metric: "seq_reward",
+    ),
+)
+
 _PIPELINES = (
     relation(
         "scheduler.updates",
@@ -183,4 +193,4 @@ _LAYOUTS = (
     ),
 )
 
-SCHEDULING = (*_ROUNDS, *_RACES, *_STREAMS, *_PIPELINES, *_SPLIT, *_LAYOUTS)
+SCHEDULING = (*_ROUNDS, *_RACES, *_STREAMS, *_FILTERS, *_PIPELINES, *_SPLIT, *_LAYOUTS)

@@ -376,6 +376,12 @@ class Config:
         return () if self.environment.name else self.reward.functions
 
     @property
+    def only_grader(self) -> str:
+        """The name of the one function whose score is the reward; empty where several parts make it."""
+        alone = len(self.graders) == 1 and not self.reward.model
+        return self.graders[0].rpartition(":")[2] if alone else ""
+
+    @property
     def devices(self) -> int:
         return self.mesh.learner + self.mesh.engine
 

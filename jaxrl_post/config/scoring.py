@@ -51,6 +51,14 @@ class EnvironmentConfig:
         used_when=_CONVERSES,
         doc="From the end of a turn to the next one. The run waits for an environment that is later.",
     )
+    cut_turns: str = one_of(
+        "step",
+        "step",
+        "mask",
+        used_when=_CONVERSES,
+        doc="What becomes of a turn of training that is cut at `sampling.max_tokens`. step: the environment gets it and may "
+        "reward it; the conversation ends. mask: the environment does not see it, and the rollout is masked.",
+    )
     tool_calls: str = one_of(
         "none", "none", "hermes", "llama3", "mistral", used_when=_CONVERSES, doc="How tool calls are read from a turn."
     )

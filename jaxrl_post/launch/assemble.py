@@ -58,7 +58,7 @@ from jaxrl_post.launch.command_line import parse
 from jaxrl_post.launch.engines import ENGINES
 from jaxrl_post.launch.fault_points import FaultPoints
 from jaxrl_post.launch.handed import NOTHING, Handed
-from jaxrl_post.launch.stop_signal import RESTART, Stopped
+from jaxrl_post.launch.stop_signal import RESTART, Stopped, resumed_from
 from jaxrl_post.launch.watchdog import Watchdog, leaving, write_stacks
 from jaxrl_post.parallel import key_value, liveness, processes
 from jaxrl_post.parallel.processes import say
@@ -223,7 +223,7 @@ def begin(
     malloc.return_large_blocks()
     processes.start(os.environ)
     liveness.join(attempts.end)
-    opened = bucket_run.opened(run_dir, resumes, stack, say)
+    asked, opened = run_dir, bucket_run.opened(run_dir, resumes, stack, say)
     run_dir, disks = opened.run_dir, opened.disks
     recorded = folder.recorded(run_dir) if resumes else {}
     config = inputs.dated(configs.resolve(given, overrides, platform=jax.default_backend(), recorded=recorded))
@@ -243,7 +243,7 @@ def begin(
         place, new = folder.make(run_dir, config.run_dir, config.name, config.seed, disks), True
     run_lock.hold(place, stack, disks)  # a folder that another job holds is not ours to remove
     try:
-        with starting(config, place):
+        with starting(config, place, asked):
             run = build(config, start, devices, folder.Found(place, new, disks), stack, why=why, taken=taken)
             run.mirror = opened.mirror
             run.mirror.begin(place)
@@ -270,8 +270,9 @@ def foretell(config: configs.Config, branch: str) -> None:
     print(parts.foreseen(config, start))
 
 
-def starting(config: configs.Config, place: Path) -> Watchdog:
-    """Returns what ends a run that hangs while its parts are built and compiled."""
+def starting(config: configs.Config, place: Path, asked: str) -> Watchdog:
+    """Returns what ends a run that hangs while its parts are built and compiled. `asked`: its folder as it was given."""
+    resumed_from(asked if "://" in asked else str(place))
 
     def expired(phase: str, seconds: float) -> None:
         with leaving(RESTART, f"the start hung for {seconds:.0f} s"):
@@ -397,7 +398,8 @@ def recorded_scheduler(
     replica = functools.partial(parts.replica, config, start.model, start.cost)
     order = parts.curriculum(config, start.train, history)
     pace, law = parts.pace(config, replica, start.cost), inputs.baseline_law(config, start.sampling)
-    scheduler = registry.made(config, order or start.train, start.sampling, history.of, replica, pace, law)
+    given = order or start.train, start.sampling, history.of, replica, pace, law, config.only_grader
+    scheduler = registry.made(config, *given)
     if config.engine.layouts:
         scheduler = registry.planned(scheduler, parts.replicas(config, start.model, start.cost))
     if order is not None:

@@ -152,4 +152,5 @@ def conversing(config: Config, engine: Any, rewards: Any) -> Any:
     """Returns the engine as the ring sees it: one whose rollouts are conversations, where there is an environment."""
     if not config.environment.name or engine is None:
         return engine
-    return Turns(engine, rewards.conversations, delay=config.environment.delay)
+    about = config.environment
+    return Turns(engine, rewards.conversations, delay=about.delay, steps_cut=about.cut_turns == "step")

@@ -210,7 +210,7 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         cost=own.cost,
         adapter=config.lora.adapter,
         handed=handed,
-        notes=(*_date_note(config, template), *rows.notes, *asked.notes, *written.notes),
+        notes=(*_date_note(config, template), *rows.notes, *asked.notes, *written.notes, *bias(config)),
         overlong={"train": rows.overlong, "eval": asked.overlong},
         chat=template,
         reward_model=reward_scoring.files(config, words),
@@ -273,6 +273,18 @@ def sampling_law(config: Config, words: tokenizer.Tokenizer) -> Sampling:
     )
     _check_ends(sampling, words.vocab_size)
     return ends.with_special_stops(sampling, words)
+
+
+def bias(config: Config) -> tuple[str, ...]:
+    """Returns a line that names the bias of a cut sampling law that no weight corrects; nothing where there is none."""
+    law = config.sampling
+    cuts = [f"sampling.top_k={law.top_k}"] * (law.top_k > 0) + [f"sampling.top_p={law.top_p:g}"] * (law.top_p < 1)
+    if not cuts or config.engine.name != "rows" or config.algorithm.rollout_is != "none":
+        return ()
+    return (
+        f"{' and '.join(cuts)} draws rollouts from a cut distribution, and the loss is of the whole one: the gradient is biased "
+        "towards ids that are drawn; algorithm.rollout_is='token' weighs by the gap, and an uncut law has none",
+    )
 
 
 def baseline_law(config: Config, law: Sampling) -> Sampling | None:

@@ -30,10 +30,12 @@ BEGINNING = 0  # the step at which a run begins, without a checkpoint
 class Unsaved:
     """Stands for checkpoint.background.Background where nothing is to be saved."""
 
+    lost = ""
+
     def steps(self) -> list[int]:
         return []
 
-    def save(self, step: int, arrays: Any, host: Mapping, about: Mapping) -> None:
+    def save(self, step: int, arrays: Any, host: Mapping, about: Mapping, last: bool = False) -> None:
         """Does nothing. The caller has collected the host's state, which makes a save a swap boundary."""
 
     def join(self) -> None:

@@ -14,7 +14,7 @@ import itertools
 import json
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import flax
@@ -33,6 +33,7 @@ from jaxrl_post.parallel import processes
 from jaxrl_post.rewards import math_algebra
 from jaxrl_post.rewards.environments import HARNESS, path_of
 from jaxrl_post.telemetry import journal as journal_file
+from jaxrl_post.trainer import optimizer
 
 ORDER = 64  # positions whose prompts stand for the order of the data
 
@@ -94,11 +95,8 @@ def point(
     saved = saves.newest()
     if saved is not None:
         identity.check_same(saved.about, now, saved.step, may_move=moved_run.may_move(now["config"]))
-        for change in moved_run.changes(saved.about, now):
-            say(f"resume: {change} now: from here on bits may differ")
-        for name in ("versions", "device"):
-            for field, old, new in identity.differences(saved.about[name], now[name], name):
-                say(f"resume: {field} was {old} and is {new} now: from here on bits may differ")
+        for line in _changes(saved, now):
+            say(line)
     elif (place / "config.json").is_file():
         then = json.loads((place / "config.json").read_text(encoding="utf-8"))
         graders = then.get("derived", {}).get("graders")
@@ -128,6 +126,30 @@ def point(
         + (f"; logs up to step {steps} are kept below {unsaved.NAME}/ until the run has finished" if steps else "")
     )
     return saved
+
+
+def _changes(saved: store.Saved, now: Mapping) -> Iterator[str]:
+    """Yields a line for each allowed change that may change what the run computes from here on."""
+    if line := stretched(saved.about["config"], now["config"], saved.step):
+        yield line
+    for change in moved_run.changes(saved.about, now):
+        yield f"resume: {change} now: from here on bits may differ"
+    for name in ("versions", "device"):
+        for field, old, new in identity.differences(saved.about[name], now[name], name):
+            yield f"resume: {field} was {old} and is {new} now: from here on bits may differ"
+
+
+def stretched(then: Mapping, now: Mapping, step: int) -> str:
+    """Returns a line where more steps give the learning rate another course from `step` on, or an empty text."""
+    told = now["optimizer"]
+    if told["schedule"] == "constant" or then["steps"] == now["steps"] or step >= now["steps"]:
+        return ""
+    given = config.OptimizerConfig(**told)
+    before, after = (float(optimizer.rate(given, steps)(step)) for steps in (then["steps"], now["steps"]))
+    return (
+        f"resume: optimizer.schedule={told['schedule']!r} is stretched from {then['steps']} to {now['steps']} steps: step "
+        f"{step + 1} has the learning rate {after:.3g}, where the first course had {before:.3g}"
+    )
 
 
 def versions() -> dict[str, str]:

@@ -29,6 +29,8 @@ PATIENCE_S, LIMIT_S = 12.0, 18.0
 GRANTED, MARGIN_S = "JAXRL_GRACE_S", 4.0
 _NOTE_S = 2.0  # for the end to be noted
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_resumed_from: list[str] = []  # the folder of the run, once there is one
+_readers: list[float] = []  # the limit of the thread that reads signals, while there is one
 
 
 class Stopped(BaseException):
@@ -51,6 +53,26 @@ def limit(environment: Mapping[str, str]) -> float:
     return int(granted) - MARGIN_S
 
 
+def resumed_from(folder: str) -> None:
+    """Says which folder resumes the run, for the lines that follow a signal."""
+    _resumed_from[:] = [folder]
+
+
+def _resume() -> str:
+    return f"--resume={_resumed_from[0]}" if _resumed_from else "--resume"
+
+
+def _announce(name: str) -> None:
+    """Says at once what a signal does, since the end may take a while."""
+    within = f", within {_readers[0]:g} s" if _readers else ""
+    if _resumed_from:
+        what = f"the run ends at its next publish or dispatch{within}; a second signal ends it at once; {_resume()} continues it"
+    else:
+        what = f"the start ends{within}; no run has begun"
+    with contextlib.suppress(RuntimeError):  # a handler may have interrupted another line
+        print(f"{name}: {what}", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def heard(limit_s: float = LIMIT_S) -> Iterator[None]:
     """Obeys signals from here on, in the main thread only. Where no StopSignal listens, a signal raises Stopped.
@@ -65,10 +87,13 @@ def heard(limit_s: float = LIMIT_S) -> Iterator[None]:
     before = {number: signal.signal(number, _leave) for number in SIGNALS}
     pipe_before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     reader = threading.Thread(target=_count, args=(read, over, limit_s), name="signals", daemon=True)
+    _readers.append(limit_s)
     reader.start()
     try:
         yield
     finally:
+        _readers.clear()
+        _resumed_from.clear()
         signal.set_wakeup_fd(pipe_before)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -81,7 +106,7 @@ def heard(limit_s: float = LIMIT_S) -> Iterator[None]:
 
 def _leave(number: int, frame) -> None:
     _default()
-    raise Stopped(f"{signal.Signals(number).name}: stopped outside of a step; --resume begins there again")
+    raise Stopped(f"{signal.Signals(number).name}: stopped outside of a step; {_resume()} begins there again")
 
 
 def _default() -> None:
@@ -92,13 +117,16 @@ def _default() -> None:
 
 def _count(read: int, over: threading.Event, limit_s: float) -> None:
     """Exits the process `limit_s` seconds after its first signal, unless the run is over by then."""
-    while not over.is_set() and not set(os.read(read, 64)) & set(SIGNALS):
-        pass
+    came: set[int] = set()
+    while not over.is_set() and not came:
+        came = set(os.read(read, 64)) & set(SIGNALS)
+    if came:
+        _announce(signal.Signals(min(came)).name)
     if not over.wait(limit_s):
         why = f"stopped where it was, {limit_s:g} s after a signal"
         with leaving(RESTART, why, limit_s=_NOTE_S):
             print(
-                f"{why}; --resume continues from the newest checkpoint, else from the start",
+                f"{why}; {_resume()} continues from the newest checkpoint, else from the start",
                 file=sys.stderr,
                 flush=True,
             )
@@ -108,12 +136,12 @@ class StopSignal:
     """Notices signals from `__enter__` to `__exit__`, in the main thread only, and listens to the ring.
 
     Args:
-      save: saves a checkpoint of a version, unless there is one.
+      save: saves a checkpoint of a version, unless there is one. It returns whether the version is saved.
       may_save: whether the run saves checkpoints, and no rollout is in the engine.
       last: the version that ends the run, at which a signal has nothing to stop.
     """
 
-    def __init__(self, save: Callable[[int], None], may_save: Callable[[], bool], last: int):
+    def __init__(self, save: Callable[[int], bool], may_save: Callable[[], bool], last: int):
         self._save, self._may_save, self._last = save, may_save, last
         self._name, self._since = "", 0.0
         self._before: dict = {}
@@ -129,6 +157,8 @@ class StopSignal:
 
     def _notice(self, number: int, frame) -> None:
         self._name, self._since = signal.Signals(number).name, time.monotonic()
+        if not _readers:
+            _announce(self._name)
         for one, before in self._before.items():  # a second signal ends a command at once, and interrupts a program
             signal.signal(one, before if before is signal.default_int_handler else signal.SIG_DFL)
 
@@ -139,7 +169,7 @@ class StopSignal:
           Stopped: a signal came more than PATIENCE_S seconds ago.
         """
         if self._name and jax.process_count() == 1 and time.monotonic() - self._since > PATIENCE_S:
-            raise Stopped(f"{self._name}: stopped after a dispatch; --resume continues from the newest checkpoint")
+            raise Stopped(f"{self._name}: stopped after a dispatch; {_resume()} continues from the newest checkpoint")
 
     def published(self, version: int) -> None:
         """Listens to `published`, after everything else.
@@ -150,7 +180,6 @@ class StopSignal:
         name = self._name if jax.process_count() == 1 else share_text(self._name)
         if not name or version >= self._last:
             return
-        if self._may_save():
-            self._save(version)
-            raise Stopped(f"{name}: stopped after step {version}, which is saved; --resume continues from there")
-        raise Stopped(f"{name}: stopped after step {version}; --resume continues from the newest checkpoint")
+        if self._may_save() and self._save(version):
+            raise Stopped(f"{name}: stopped after step {version}, which is saved; {_resume()} continues from there")
+        raise Stopped(f"{name}: stopped after step {version}; {_resume()} continues from the newest checkpoint")

@@ -198,7 +198,9 @@ class Ledger:
 
     def load_state_dict(self, state: Mapping) -> None:
         """Restores the state that `state_dict` gave."""
-        self._state = self.State(**{field.name: state[field.name] for field in fields(self.State)})
+        self._state = self.State(
+            **{field.name: state[field.name] for field in fields(self.State) if field.name in state}
+        )
         self._counts = Counter(state["counts"])
         self._placement.load_state_dict(state["placement"])
         groups = [revived(opened, self._prompts) for opened in state["open"]]

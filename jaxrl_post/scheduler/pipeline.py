@@ -27,11 +27,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxrl_post.scheduler import group_filter
 from jaxrl_post.scheduler.groups import Open, PromptOrder, revived, written
 from jaxrl_post.scheduler.learner_pace import Pace, TimeShared, begins
 from jaxrl_post.scheduler.ledger import Ledger, LedgerState
 from jaxrl_post.scheduler.placement.placement import LeastLoaded, Placement
-from jaxrl_post.scheduler.rounds.rounds import differs
 from jaxrl_post.types import Capacity, Group, Part, Request, Rollout, RolloutId, Stop
 
 _PAUSED = ("paused_steps", "paused_slot_steps")
@@ -48,6 +48,7 @@ class PipelineState(LedgerState):
       slots: slots of the engine.
       flying: rollouts admitted and not finished.
       left_out: groups filtered since the last step.
+      unsolved: those of them that have a rollout that is not right.
       until: the clock at which the last step is due.
       ended: the clock at which the last weights were published.
       busy: engine steps that the last step takes.
@@ -64,6 +65,7 @@ class PipelineState(LedgerState):
     slots: int = 0
     flying: int = 0
     left_out: int = 0
+    unsolved: int = 0
     until: float = 0.0
     ended: int = -1
     busy: float = 0.0
@@ -117,6 +119,7 @@ class Pipeline(Ledger):
         max_ready: int = 0,
         filter_groups: bool = False,
         max_waves: int = 10,
+        filter_metric: str = group_filter.SUMMED[0],
         replicas: int,
         placement: Placement | None = None,
         pace: Pace | None = None,
@@ -134,7 +137,7 @@ class Pipeline(Ledger):
           max_unscored: complete groups whose graders may still be running. Beyond it the ring waits for the oldest
             group. 0 stands for `prompts_per_step`, which is also the least value.
           max_ready: complete groups that may wait for the learner before admission pauses. 0: any number.
-          filter_groups: whether groups with equal accuracies are left out (dynamic sampling).
+          filter_groups: whether groups with equal values of `filter_metric` are left out (dynamic sampling).
           max_waves: filtered groups per batch, as a multiple of its size, from which on the run stops with an error.
           replicas: replicas of the engine.
           placement: None: LeastLoaded.
@@ -154,7 +157,7 @@ class Pipeline(Ledger):
                 f"scheduler.max_ready={max_ready} pauses admission before a batch is whole and scored: it must be 0 or at "
                 f"least {self._unscored_most}"
             )
-        self._filter_groups, self._max_waves = filter_groups, max_waves
+        self._filter_groups, self._metric, self._max_waves = filter_groups, filter_metric, max_waves
         self._pace = pace or TimeShared()
         self._left: list[Open] = []  # groups of the last step that the learner still lacks
         self._kept: list[Open] = []  # scored, not filtered, and not trained on yet
@@ -173,7 +176,7 @@ class Pipeline(Ledger):
         stops admission.
 
         Raises:
-          RuntimeError: filters left out `max_waves` batches of groups for one batch.
+          NoGroups, Solved: filters left out `max_waves` batches of groups for one batch.
         """
         self._state.slots = self._state.slots or sum(capacity.slots)
         self._count_pause(clock)
@@ -212,13 +215,16 @@ class Pipeline(Ledger):
         self._state.clock = max(self._state.clock, clock)
 
     def _check_filters(self) -> None:
-        """Raises RuntimeError when filters leave out too many groups."""
-        if self._state.left_out >= self._max_waves * self._size:
-            raise RuntimeError(
-                f"scheduler.filter_groups kept {len(self._kept)} of the {self._size} groups of step {self._state.step + 1} and left "
-                f"{self._state.left_out} out, scheduler.max_waves={self._max_waves} times as many: their rollouts were all right or "
-                "all wrong; use prompts of fitting difficulty, a larger scheduler.group_size or scheduler.max_waves, or "
-                "scheduler.filter_groups=False"
+        """Raises NoGroups or Solved when filters leave out too many groups. A step that is running ends first."""
+        state, most = self._state, self._max_waves * self._size
+        if state.left_out >= most and state.version == state.step:
+            raise group_filter.ended(
+                self._metric,
+                begun=state.step > 0,
+                kept=f"kept {len(self._kept)} of the {self._size} groups of step {state.step + 1}",
+                left_out=state.left_out,
+                unsolved=state.unsolved,
+                waves=f"scheduler.max_waves={self._max_waves} times as many were left out",
             )
 
     def complete(self, rollout: Rollout) -> Stop:
@@ -262,9 +268,10 @@ class Pipeline(Ledger):
     def scored(self, group: Group) -> None:
         """Stores a scored group, or leaves it out."""
         opened = self._keep_score(group)
-        if self._filter_groups and not differs(group):
+        if self._filter_groups and not group_filter.differs(group, self._metric):
             self._counts["num_groups_filtered"] += 1
             self._state.left_out += 1
+            self._state.unsolved += not group_filter.solved(group)
             del self._open[opened.key]
         else:
             self._kept.append(opened)
@@ -321,7 +328,7 @@ class Pipeline(Ledger):
         for opened in self._left:
             del self._open[opened.key]
         self._counts["num_groups_trained"] += len(groups)
-        self._state.step, self._state.left_out = self._state.step + 1, 0
+        self._state.step, self._state.left_out, self._state.unsolved = self._state.step + 1, 0, 0
         self._state.busy, self._state.pieces = self._pace.steps(groups), self._pace.pieces(groups)
         self._state.until = (
             begins(clock=self._state.clock, until=self._state.until, ended=self._state.ended) + self._state.busy

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from jaxrl_post import config as configs
 from jaxrl_post.history import Past
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
+from jaxrl_post.scheduler.group_filter import SUMMED
 from jaxrl_post.scheduler.groups import PromptOrder
 from jaxrl_post.scheduler.learner_pace import Pace
 from jaxrl_post.scheduler.ledger import Ledger
@@ -84,6 +85,7 @@ def made(
     replica: Callable[[], ReplicaCapacity],
     pace: Pace | None = None,
     baseline: Sampling | None = None,
+    only_grader: str = "",
 ) -> Ledger | Lending | Overlapped:
     """Builds the scheduler of a run.
 
@@ -95,8 +97,10 @@ def made(
       replica: returns slots, KV capacity and step cost of one replica. Only placements and loans that forecast call it.
       pace: how long an optimizer step takes the learner. None: learner and engine share devices.
       baseline: how the last rollout of each group is drawn. None: as all others.
+      only_grader: the reward function whose score is the whole reward, which a filter may name. Empty: there is none.
     """
     s = config.scheduler
+    metric = SUMMED[0] if s.filter_metric == only_grader else s.filter_metric
     scheduler = SCHEDULERS[s.name](
         prompts,
         run_seed=config.seed,
@@ -105,6 +109,7 @@ def made(
         baseline=baseline,
         max_tokens=config.sampling.max_tokens,
         filter_groups=s.filter_groups,
+        filter_metric=metric,
         max_waves=s.max_waves,
         replicas=config.replicas,
         placement=PLACEMENTS[s.placement](config.replicas, past, replica),

@@ -120,8 +120,9 @@ def run(config: Config, job: Job, rounds: int) -> Trial:
 
 def _alone(config: Config, rounds: int) -> Config:
     """Returns the config of a short run without evaluation, loans and filters."""
-    waves = SchedulerConfig().max_waves
-    scheduler = replace(config.scheduler, lend=0.0, filter_groups=False, max_waves=waves)
+    plain = SchedulerConfig()
+    unfiltered = {"filter_groups": False, "filter_metric": plain.filter_metric, "max_waves": plain.max_waves}
+    scheduler = replace(config.scheduler, lend=0.0, **unfiltered)
     quiet = dict(eval=EvalConfig(prompts=0), watchdog=WatchdogConfig())
     return replace(config, steps=rounds * scheduler.updates, scheduler=scheduler, **quiet)
 

@@ -60,7 +60,7 @@ def describe(groups: Sequence[Group], version: int) -> dict[str, float]:
     critic/score and critic/rewards {mean, max, min}: over scored rollouts (equal without KL in the reward).
     reward/mean, reward/NAME/mean: mean of the reward and of each component.
     reward_std: standard deviation within a group, divided by n, averaged over groups. The advantage divides by n - 1.
-    frac_reward_zero_std: share of groups whose scored accuracies are all equal. Groups without a score count too.
+    frac_reward_zero_std: share of groups whose scored rewards are all equal, as TRL. Groups without a score count too.
     response_length, prompt_length: tokens, with clip_ratio (share cut at the limit) and correct_mean (accuracy above
     0.5).
     data/SOURCE/share, data/SOURCE/score/mean: share of the groups and mean reward of each source, where there are several.
@@ -129,7 +129,7 @@ def _sources(groups: Sequence[Group]) -> dict[str, float]:
 def _variation(groups: Sequence[Group]) -> dict[str, float]:
     known = [group for group in groups if group.scored.any()]
     deviations = np.array([group.rewards[group.scored].astype(np.float64).std() for group in known])
-    equal = [not group.scored.any() or np.ptp(group.accuracies[group.scored]) == 0 for group in groups]
+    equal = [not group.scored.any() or np.ptp(group.rewards[group.scored]) == 0 for group in groups]
     return _mean("reward_std", deviations) | {"frac_reward_zero_std": float(np.mean(equal))}
 
 

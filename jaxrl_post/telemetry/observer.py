@@ -7,6 +7,7 @@ of timed metrics begin with timing_s/ or perf/. All other metrics are functions 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,6 +18,14 @@ from jaxrl_post.telemetry.length_bias import BiasMeter
 from jaxrl_post.telemetry.metrics import describe
 from jaxrl_post.telemetry.timing import Stopwatch
 from jaxrl_post.types import Group, Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """Where this start of the run began: its step, and the tokens sampled before."""
+
+    step: int = 0
+    tokens: int = 0
 
 
 class Observer:
@@ -72,6 +81,7 @@ class Observer:
         self._version = 0  # last published
         self.step = 0
         self.tokens = 0  # tokens sampled for training so far
+        self.begun = Begun()
 
     def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
         self.flush()
@@ -113,6 +123,7 @@ class Observer:
     def load_state_dict(self, state: Mapping) -> None:
         self.step, self.tokens, self._version = state["step"], state["tokens"], state["version"]
         self._alarms.load_state_dict(state["alarms"])
+        self.begun = Begun(step=self.step, tokens=self.tokens)
 
     def flush(self) -> None:
         """Writes the row of the last commit, if not written yet."""

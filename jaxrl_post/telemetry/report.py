@@ -118,18 +118,17 @@ def headline(summary: Mapping, samples: int) -> list[str]:
             if name in first
         ]
     if before is None:
-        return ["", *written, *swaps, where]
+        return ["", *written, pace(summary), *swaps, where]
     shown = {name: [found[name] for found in (before, after)] for name in ("greedy", f"mean_at_{samples}")}
     lines = [f"{name}: {_number(a)} before, {_number(b)} after" for name, (a, b) in shown.items()]
-    return [
-        "",
-        *lines,
-        *written,
-        f"{before['n']} held-out prompts, {summary['steps']} steps, {summary['tokens']:,} sampled "
-        f"tokens, {summary['seconds']:.1f} s",
-        *swaps,
-        where,
-    ]
+    return ["", *lines, *written, f"{before['n']} held-out prompts, {pace(summary)}", *swaps, where]
+
+
+def pace(summary: Mapping) -> str:
+    """Returns steps, sampled tokens and seconds of a run's last start, and how many tokens a second that makes."""
+    tokens, seconds, first = summary["tokens"], summary["seconds"], summary.get("resumed_at", 0)
+    since = f" since step {first}, where it was resumed: {summary['steps'] - first} steps" if first else ""
+    return f"{summary['steps']} steps{since}, {tokens:,} sampled tokens, {seconds:.1f} s, {tokens / max(seconds, 1e-9):,.0f} tokens/s"
 
 
 def line(text: str, most: int = LINE) -> str:

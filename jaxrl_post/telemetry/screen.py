@@ -69,7 +69,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
 def _head(files: RunFiles, steps: Sequence[Mapping[str, float]], now: float) -> str:
     last, most = int(steps[-1]["step"]), files.config.get("steps", "?")
     if files.summary:
-        return f"{files.folder}: ended at step {last} of {most}, after {files.summary.get('seconds', 0):,.0f} s"
+        told = files.summary
+        seconds, first = told.get("seconds", 0), told.get("resumed_at", 0)
+        since = f" since it was resumed at step {first}" if first else ""
+        pace = f", {told['tokens'] / seconds:,.0f} sampled tokens/s" if seconds and "tokens" in told else ""
+        return f"{files.folder}: ended at step {last} of {most}, after {seconds:,.0f} s{since}{pace}"
     ago = max(now - (files.own / "metrics.jsonl").stat().st_mtime, 0)
     seconds = [row["timing_s/step"] for row in steps[-_RECENT:] if "timing_s/step" in row]
     left = f", about {(most - last) * sum(seconds) / len(seconds) / 60:.0f} min left" if seconds else ""

@@ -39,13 +39,24 @@ FAULTS = (
             "kept groups are lost at a restart",
             "test_the_base_of_the_planted_faults_is_sound",
         ),
+    ),
+    *in_file(
+        "jaxrl_post/scheduler/group_filter.py",
         (
             "unscored_differ",
             "differs",
-            "group.accuracies[group.scored]",
-            "group.accuracies",
+            "_values(group, metric)[group.scored]",
+            "_values(group, metric)",
             "an unscored answer makes a group differ",
             "test_batches_are_the_twins_whatever_the_order",
+        ),
+        (
+            "wrong_is_solved",
+            "ended",
+            "begun and not unsolved",
+            "begun",
+            "prompts that the policy fails end a run as solved ones do",
+            "test_a_run_that_has_solved_its_prompts_ends_well_and_one_that_fails_them_does_not",
         ),
     ),
     *in_file(

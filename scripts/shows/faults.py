@@ -164,7 +164,8 @@ def _second_process(record, runs: Runs) -> None:
 
 
 def _full_disk(record, runs: Runs) -> None:
-    """Saves go to a disk of 64 KiB, on which every one fails. The run goes on, and its results are the same."""
+    """Saves go to a disk of 64 KiB, on which every one fails. The run goes on, its results are the same, and it says at its end
+    that nothing was saved."""
     place = runs.here / "full"
     (place / "checkpoints").mkdir(parents=True)
     command = " ".join([*runs.begun("full"), "--config.checkpoint.max_failures=0"])
@@ -178,7 +179,8 @@ def _full_disk(record, runs: Runs) -> None:
         timeout=600,
     )
     failed = done.stdout.count("CHECKPOINT FAILED")
-    record.figure("full_disk.exit_code", done.returncode, equals=0)
+    record.figure("full_disk.exit_code", done.returncode, equals=1)
+    record.figure("full_disk.says_it_was_the_last", "it was the last save of the run" in done.stderr, equals=True)
     record.figure("full_disk.saves_that_failed", failed, at_least=STEPS // 2)
     names = ["rollouts/index.jsonl", "policy/model.safetensors", "rewards.jsonl", "scheduler_log.jsonl"]
     differing = [name for name in names if (place / name).read_bytes() != (runs.here / "whole" / name).read_bytes()]

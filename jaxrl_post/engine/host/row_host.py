@@ -432,8 +432,7 @@ class RowHost:
         self.swap_policy.used(sum(total.values()) - total["idle"])
         won = int(result.won.sum())
         if drafts:
-            offers, decoded = result.offers.sum(axis=0), total["decode"] + total["clone"]
-            self.drafting.record_outcome(result.counts.sum(axis=0), offers, decoded, total["clone"], won)
+            self.drafting.ran(result.counts.sum(axis=0), result.offers.sum(axis=0), total, won)
             self.counters.add("spec/drafting_steps", steps)
         else:
             self.drafting.quiet(steps)

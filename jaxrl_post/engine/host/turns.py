@@ -33,10 +33,13 @@ class Turns(AroundEngine):
     Args:
       delay: engine steps from the end of a turn to its continuation. Turns of evaluation are joined before the next
         dispatch.
+      steps_cut: whether a turn of training that is cut at the limit of tokens is handed over too. Its conversation ends
+        all the same. Those of evaluation always are.
     """
 
-    def __init__(self, engine: Engine, environments: Environments, *, delay: int):
+    def __init__(self, engine: Engine, environments: Environments, *, delay: int, steps_cut: bool = True):
         self._engine, self._environments, self._delay = engine, environments, delay
+        self._steps_cut = steps_cut
         self._requests: dict[RolloutId, Request] = {}  # of every conversation, without prefix
         self._purposes: Counter[str] = Counter()
         self._waiting: dict[RolloutId, tuple[int, Rollout]] = {}  # between two turns: when it is joined, and its tokens
@@ -69,7 +72,8 @@ class Turns(AroundEngine):
             self._requests[id] = replace(request, prefix=None, prefix_mode="recompute")
             self._purposes[request.purpose] += 1
             if prefix is not None and id in ended:
-                self._wait(replace(prefix, finish=Finish.TURN), self.clock)
+                cut = len(prefix) >= request.max_tokens
+                self._wait(replace(prefix, finish=Finish.LENGTH if cut else Finish.TURN), self.clock)
             elif prefix is not None and request.prefix_mode == "verify" and not prefix.sampled.all():
                 self._former[id] = prefix
 
@@ -84,10 +88,14 @@ class Turns(AroundEngine):
 
     def step(self) -> list[Rollout]:
         """Continues the conversations that are due, and runs one dispatch. Returns those that have finished."""
-        finished = self._continue()
-        for rollout in self._engine.step():
+        purpose, finished = self._purpose, self._continue()
+        # A dispatch behind the last conversation of an evaluation would be one of training.
+        ran = self._engine.step() if self._purpose == purpose else []
+        for rollout in ran:
             if rollout.finish in _ENDS:
                 self._wait(replace(rollout, finish=Finish.TURN), rollout.finish_clock)
+            elif rollout.finish is Finish.LENGTH and (self._steps_cut or rollout.id.purpose == "eval"):
+                self._wait(rollout, rollout.finish_clock)
             else:
                 finished.append(rollout)
         for rollout in finished:
@@ -131,8 +139,9 @@ class Turns(AroundEngine):
                 del self._waiting[rollout.id]
                 observed = self._environments.join(rollout)
                 most = self._requests[rollout.id].max_tokens
-                if observed is None or len(rollout) + len(observed) >= most:
-                    ended.append(self._ended(rollout, observed is not None))
+                cut = rollout.finish is Finish.LENGTH or (observed is not None and len(rollout) + len(observed) >= most)
+                if observed is None or cut:
+                    ended.append(self._ended(rollout, cut))
                 else:
                     requests.append(self._continued(rollout.extended(observed, self._now(rollout))))
             self._engine.submit(requests)
@@ -153,7 +162,7 @@ class Turns(AroundEngine):
         return max(self.clock, rollout.finish_clock) if rollout.id.purpose == "train" else rollout.finish_clock
 
     def _ended(self, rollout: Rollout, cut: bool) -> Rollout:
-        """Returns a conversation that ends with its last turn. `cut`: what follows would not fit."""
+        """Returns a conversation that ends with its last turn. `cut`: that was cut, or what follows would not fit."""
         law = self._requests[rollout.id].sampling
         finish = Finish.LENGTH if cut else Finish.EOS if int(rollout.tokens[-1]) in law.eos_ids else Finish.STOP
         self._forget(rollout.id)
@@ -190,7 +199,8 @@ def _ends_turn(request: Request) -> bool:
     prefix, law = request.prefix, request.sampling
     if prefix is None or request.prefix_mode != "recompute" or not len(prefix) or not prefix.sampled[-1]:
         return False
-    return prefix.finish is Finish.TURN or int(prefix.tokens[-1]) in law.eos_ids + law.stop_ids
+    ended = prefix.finish is Finish.TURN or len(prefix) >= request.max_tokens
+    return ended or int(prefix.tokens[-1]) in law.eos_ids + law.stop_ids
 
 
 def _first(request: Request) -> Request:

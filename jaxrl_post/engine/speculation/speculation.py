@@ -141,15 +141,29 @@ class Drafting:
         most = max(left.values(), default=0.0)
         return {id: np.float32(LEAST + (1 - LEAST) * more / most if more else 1.0) for id, more in left.items()}
 
+    def ran(self, counts: np.ndarray, offers: np.ndarray, used: Mapping[str, int], won: int) -> None:
+        """Records a dispatch that drafted, as `record_outcome`. `used`: its rows by use (wire.USES)."""
+        right, decoded = used["draft_accepted"], used["decode"] + used["clone"]
+        given = right + used["draft_rejected"]
+        self.record_outcome(counts, offers, decoded, used["clone"], won, given, right)
+
     def record_outcome(
-        self, counts: np.ndarray, offers: np.ndarray, slot_steps: int, clone_steps: int, won: int
+        self,
+        counts: np.ndarray,
+        offers: np.ndarray,
+        slot_steps: int,
+        clone_steps: int,
+        won: int,
+        given: int = 0,
+        right: int = 0,
     ) -> None:
         """Records a dispatch that drafted.
 
         `counts`: judged and right drafts of each class. `offers`: offered drafts by estimated chance, over `slot_steps`
-        steps of running slots. `won`: tokens that `clone_steps` steps of clones won."""
+        steps of running slots. `won`: tokens that `clone_steps` steps of clones won. `given`: drafts that got rows, of
+        which `right` were accepted."""
         self.estimates.add(counts)
-        self.value.record_outcome(offers, slot_steps, clone_steps, won, self._trying)
+        self.value.record_outcome(offers, slot_steps, clone_steps, won, self._trying, given, right)
         self.active = True
 
     def quiet(self, steps: int) -> None:

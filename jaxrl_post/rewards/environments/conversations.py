@@ -22,7 +22,7 @@ from jaxrl_post.data.turns import Wording, spoken
 from jaxrl_post.rewards import digest, records
 from jaxrl_post.rewards.environments.asking import Asking, spans
 from jaxrl_post.rewards.sharing import Sharing
-from jaxrl_post.types import Group, Prompt, Rollout, RolloutId
+from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
 _log = logging.getLogger(__name__)
 _COUNTERS = ("turns", "failed", "retries", "exceptions", "cut", "overtime", "sandbox_restarts")
@@ -106,7 +106,7 @@ class Conversations:
             self._pool.ask(Asking(_key(rollout.id), row(rollout.prompt), self._said(turns), seen, rollout))
 
     def join(self, rollout: Rollout) -> list[int] | None:
-        """Returns the observed tokens behind the last turn, or None where it ends the conversation.
+        """Returns the observed tokens behind the last turn, or None where it ends the conversation, as one that was cut does.
 
         An environment that failed or took too long ends it, and the rollout stays unscored."""
         turns, counts = turns_of(rollout), self._counts[rollout.id.purpose]
@@ -115,7 +115,8 @@ class Conversations:
             known[last] = self._found(rollout, last)
         record = known[last]
         counts["turns"] += 1
-        if not record["scored"] or record["done"] or len(turns) >= self._max_turns:
+        over = record["done"] or rollout.finish is Finish.LENGTH or len(turns) >= self._max_turns
+        if not record["scored"] or over:
             counts["cut"] += record["scored"] and not record["done"]
             return None
         try:
@@ -197,14 +198,20 @@ class Conversations:
         """Returns what a conversation scored: scored, reward, and components.
 
         The reward is the sum over turns. A component `turn_N` is the reward of a turn, `turns` their number, and `acc` the
-        number of this name that the last turn has, else the reward. A rollout whose environment failed is not scored."""
-        known = self._known(rollout.id)
-        found = [known[turn.digest] for turn in turns_of(rollout) if turn.digest in known]
+        number of this name that the last turn has, else the reward. A rollout whose environment failed, or never got its last
+        turn, is not scored."""
+        known, turns = self._known(rollout.id), turns_of(rollout)
+        found = [known[turn.digest] for turn in turns if turn.digest in known]
         reward = float(sum(record["reward"] for record in found))
         last = dict(found[-1]["components"]) if found else {}
+        seen = bool(turns) and turns[-1].digest in known
         told = {f"turn_{place}": record["reward"] for place, record in enumerate(found, start=1)}
-        components = {"acc": reward} | last | {"turns": float(len(turns_of(rollout)))} | told
-        return {"scored": all(record["scored"] for record in found), "reward": reward, "components": components}
+        components = {"acc": reward} | last | {"turns": float(len(turns))} | told
+        return {
+            "scored": seen and all(record["scored"] for record in found),
+            "reward": reward,
+            "components": components,
+        }
 
     def forget(self, group: Group) -> None:
         """Drops all that is known of the rollouts of a scored group."""

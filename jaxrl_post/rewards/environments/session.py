@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxrl_post.json_text import shown
 from jaxrl_post.rewards.environments.asking import Asking, spans
+from jaxrl_post.types import Finish
 
 UNKNOWN, OVER, UNLIKE, AGAIN = "unknown", "over", "unlike", "again"
 
@@ -41,6 +42,7 @@ class Spoken(NamedTuple):
     message: what it said.
     before: the ids before the turn, with those of the prompt.
     tokens, logprobs, versions: of the turn.
+    cut: whether it ends at the limit of tokens, which ends the conversation.
     """
 
     number: int
@@ -49,6 +51,7 @@ class Spoken(NamedTuple):
     tokens: np.ndarray
     logprobs: np.ndarray
     versions: np.ndarray
+    cut: bool = False
 
 
 class Session:
@@ -211,6 +214,7 @@ class Session:
             tokens=rollout.tokens[begin:end],
             logprobs=rollout.logprobs[begin:end],
             versions=rollout.versions[begin:end],
+            cut=rollout.finish is Finish.LENGTH and end == len(rollout),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
+from jaxrl_post.scheduler.group_filter import NoGroups, Solved
 from jaxrl_post.scheduler.learner_pace import Pace, begins
 from jaxrl_post.scheduler.rounds.around import AroundRounds, RoundScheduler
 from jaxrl_post.types import Capacity, Part, Request
@@ -43,7 +44,13 @@ class Overlapped(AroundRounds):
 
     def admit(self, capacity: Capacity, clock: int) -> list[Request]:
         self._state.clock = max(self._state.clock, clock)
-        return self._inside.admit(capacity, clock)
+        try:
+            return self._inside.admit(capacity, clock)
+        except (NoGroups, Solved):  # the step that is running ends first
+            if not self._state.busy:
+                raise
+            self._state.until = self._state.clock
+            return []
 
     def take(self) -> list[Part]:
         """Returns parts for the learner: the end of the running step once it is due, else the parts of the scheduler

@@ -5,7 +5,7 @@ the engine clocks at which rollouts finished. It never depends on how fast rewar
 prompt) ends exactly once:
 
 - trained
-- filtered: all its accuracies are equal
+- filtered: it has one value in all rollouts (scheduler/group_filter.py)
 - refused: it was kept, but the round was already full
 
 A round never trains on an incomplete group.
@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from jaxrl_post.scheduler import group_filter
 from jaxrl_post.scheduler.groups import Open, PromptOrder, revived, written
 from jaxrl_post.scheduler.ledger import Ledger, LedgerState
 from jaxrl_post.scheduler.placement.placement import LeastLoaded, Placement
@@ -38,6 +37,7 @@ class RoundState(LedgerState):
       waves: waves of this round.
       seen: groups scored in this round.
       taken: groups handed out in this round.
+      unsolved: groups filtered in this round that have a rollout that is not right.
       to_finish: groups of this wave that are still incomplete.
       to_score: groups of this wave that were requested for scoring and have no scores yet.
     """
@@ -47,6 +47,7 @@ class RoundState(LedgerState):
     waves: int = 0
     seen: int = 0
     taken: int = 0
+    unsolved: int = 0
     to_finish: int = 0
     to_score: int = 0
 
@@ -55,7 +56,7 @@ class Rounds(Ledger):
     """Waves of whole groups, until the batch of a round is full.
 
     Subclasses decide which groups a wave opens and how many complete groups end it (`_next_wave`). With
-    `filter_groups`, a group whose scored accuracies are all equal is left out. After a whole wave is scored, another
+    `filter_groups`, a group whose scored rollouts all have one value is left out. After a whole wave is scored, another
     wave refills the round. Its size follows from the share of groups that the round has kept so far. The first
     `prompts_per_round` kept groups by admission are the batch (dynamic sampling, DAPO, arXiv 2503.14476, section 3.2).
     """
@@ -72,6 +73,7 @@ class Rounds(Ledger):
         prompts_per_round: int,
         filter_groups: bool,
         max_waves: int,
+        filter_metric: str = group_filter.SUMMED[0],
         replicas: int,
         mini_batches: int = 1,
         ppo_epochs: int = 1,
@@ -85,7 +87,7 @@ class Rounds(Ledger):
           prompts: the endless order of training prompts.
           steps: rounds of the run.
           prompts_per_round: groups of a batch.
-          filter_groups: whether groups with equal accuracies are left out.
+          filter_groups: whether groups with equal values of `filter_metric` are left out.
           max_waves: waves after which a round that is not full is an error.
           replicas: replicas of the engine.
           mini_batches: optimizer steps per batch. Only the default delivery reads it.
@@ -102,7 +104,7 @@ class Rounds(Ledger):
         super().__init__(prompts, placement=placement or LeastLoaded(replicas), **ledger)
         self._delivery = delivery or WholeRounds(mini_batches, ppo_epochs)
         self._steps, self._size = steps, prompts_per_round
-        self._filter_groups, self._max_waves = filter_groups, max_waves
+        self._filter_groups, self._metric, self._max_waves = filter_groups, filter_metric, max_waves
         self._kept: list[Open] = []  # groups of this round that are not handed out yet
 
     def __str__(self) -> str:
@@ -117,7 +119,7 @@ class Rounds(Ledger):
         that find no slot.
 
         Raises:
-          RuntimeError: `max_waves` waves did not fill the round.
+          NoGroups, Solved: `max_waves` waves did not fill the round.
         """
         if not self._open and self._room and self._state.round < self._steps:
             self._check_waves()
@@ -151,13 +153,16 @@ class Rounds(Ledger):
         return self._wanted - self._state.taken - len(self._kept)
 
     def _check_waves(self) -> None:
-        """Raises RuntimeError when all waves of the round were used."""
+        """Raises NoGroups or Solved when all waves of the round were used."""
         if self._state.waves == self._max_waves:
-            raise RuntimeError(
-                f"scheduler.filter_groups kept {len(self._kept)} of the {self._wanted} groups of round {self._state.round + 1} "
-                f"after scheduler.max_waves={self._max_waves} waves ({self._state.seen} groups scored): the other groups' "
-                "rollouts were all right or all wrong; use prompts of fitting difficulty, a larger "
-                "scheduler.group_size or scheduler.max_waves, or scheduler.filter_groups=False"
+            kept, state = len(self._kept), self._state
+            raise group_filter.ended(
+                self._metric,
+                begun=state.round > 0,
+                kept=f"kept {kept} of the {self._wanted} groups of round {state.round + 1}",
+                left_out=state.seen - kept,
+                unsolved=state.unsolved,
+                waves=f"scheduler.max_waves={self._max_waves} waves ({state.seen} groups scored)",
             )
 
     def _wave_size(self) -> int:
@@ -182,11 +187,16 @@ class Rounds(Ledger):
         self._state.to_score -= 1
         last = self._state.to_score == self._state.to_finish == 0 and not self._whole
         settled = self._delivery.settled(opened, self._open.values(), last)
-        kept = [done for done in settled if not self._filter_groups or differs(done.scored_group)]
+        kept: list[Open] = []
+        left: list[Open] = []
+        for done in settled:
+            useful = not self._filter_groups or group_filter.differs(done.scored_group, self._metric)
+            (kept if useful else left).append(done)
         room = self._room
         self._kept += kept[:room]
+        self._state.unsolved += sum(not group_filter.solved(done.scored_group) for done in left)
         self._state.seen += len(settled)
-        self._counts.update(num_groups_filtered=len(settled) - len(kept), num_groups_refused=len(kept[room:]))
+        self._counts.update(num_groups_filtered=len(left), num_groups_refused=len(kept[room:]))
         for done in settled:
             del self._open[done.key]
 
@@ -227,7 +237,7 @@ class Rounds(Ledger):
                 self._state.round += self._state.batches
                 self._counts["num_rounds"] += self._state.batches
                 self._state.batches = 1
-                self._state.waves = self._state.seen = self._state.taken = self._state.opened = 0
+                self._state.waves = self._state.seen = self._state.taken = self._state.opened = self._state.unsolved = 0
         return parts
 
     def kind(self) -> str:
@@ -255,9 +265,3 @@ class Sync(Rounds):
     def _next_wave(self, clock: int) -> tuple[list[list[Request]], int]:
         count = self._wave_size()
         return [self._open_group() for _ in range(count)], count
-
-
-def differs(group: Group) -> bool:
-    """Whether the scored accuracies of a group are not all equal. False with fewer than two scored rollouts."""
-    accuracies = group.accuracies[group.scored]
-    return bool(np.any(accuracies != accuracies[:1])) if accuracies.size else False

@@ -65,6 +65,8 @@ class TurnForm:
         return said
 
     def _finish(self) -> str:
+        if self._spoken.cut:
+            return "length"
         return "tool_calls" if self._spoken.message.get("tool_calls") else "stop"
 
     def _scores(self) -> dict[str, Any] | None:
