@@ -103,7 +103,9 @@ def _golds(truth: Truth) -> list[str]:
     """
     if isinstance(truth, list | tuple):
         return [gold for one in truth for gold in _golds(one)]
-    if isinstance(truth, int | float) and not isinstance(truth, bool):
+    if isinstance(truth, bool):
+        return ["true" if truth else "false"]  # as JSON writes it
+    if isinstance(truth, int | float):
         return [str(int(truth)) if float(truth).is_integer() else repr(float(truth))]
     if not isinstance(truth, str):
         raise TypeError(
