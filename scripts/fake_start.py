@@ -45,7 +45,7 @@ def there(kind: str, name: str) -> list[Any]:
 
 
 def described(kind: str, platform: str, like: Any = None) -> Any:
-    """Returns what a run asks of a device of this process: the compiler's answers, but for what only a runtime knows."""
+    """Returns what a run asks of a device of this process: what the compiler says, but for what only a runtime knows."""
     granted = int(os.environ.get("FAKE_MEMORY", "0"))
     client = SimpleNamespace(
         platform_version=f"PJRT C API\ncuda {os.environ['FAKE_CUDA']}" if "FAKE_CUDA" in os.environ else ""

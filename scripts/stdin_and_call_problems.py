@@ -1,7 +1,7 @@
 """Labelled programs of 60 problems for the show of verdicts: 30 that read stdin and 30 that are called.
 
-Each problem has a right program, one with a fault of its own, and programs made from the right one: one that crashes at its
-end, one that prints a line first, one that knows the first example alone. Some problems have one that never ends.
+Each problem has a right program and one with a fault of its own. Others are made from the right one: one crashes at its end,
+one prints a line first, one knows the first example alone. Some problems have one that never ends.
 Expected outputs come from a reference that is written apart from the programs. Forms of ground truths are those of APPS,
 verl, LiveCodeBench and their JSON text.
 """

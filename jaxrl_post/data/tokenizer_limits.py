@@ -1,7 +1,7 @@
 """Bounds on a downloaded tokenizer.json, checked before the tokenizers library reads it.
 
-A component may ask for any multiple of a text's memory: a normalizer that replaces a letter by a gigabyte, a sequence of
-forty that double it, a decoder that does so with the tokens of a rollout. The library then aborts the process. Every
+A component may ask for any multiple of a text's memory. A normalizer may replace a letter by a gigabyte, and forty in a row
+may each double it. A decoder may do so with the tokens of a rollout. The library then aborts the process. Every
 bound is far beyond the tokenizers in use, and a file beyond one is refused with one sentence.
 """
 

@@ -27,8 +27,8 @@ _ALONE = {
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
 # What XLA's GPU compiler asks of a device: by compute capability, from the CUDA programming guide's table of capabilities.
-# Shared memory of a multiprocessor and of a block that asks for more, threads and units for float32 of a multiprocessor, and
-# a kind with this capability that Pallas knows by its name: without a device it knows no others.
+# In order: shared memory of a multiprocessor, and of a block that asks for more. Then threads and float32 units of a
+# multiprocessor. Last a kind with this capability that Pallas knows by its name: without a device it knows no others.
 _CAPABILITIES = {
     "7.0": (98304, 98304, 2048, 64, "Tesla V100-SXM2-16GB"),
     "7.5": (65536, 65536, 1024, 64, "Tesla T4"),

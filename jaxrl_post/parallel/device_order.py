@@ -47,8 +47,8 @@ def chosen(devices: Sequence[Any], sizes: tuple[int, int, int]) -> list[Any]:
 def ordered(devices: Sequence[Any], sizes: tuple[int, int, int]) -> np.ndarray:
     """Returns the devices as an array of `sizes` (data, fsdp, tensor), in the order of `mesh_utils`.
 
-    On a CPU the order is the given one. So it is where `mesh_utils` knows no order: TPU chips form no cuboid, or each core
-    of a chip is a device of its own on a kind whose cores are one device by default.
+    On a CPU the order is the given one. So it is where `mesh_utils` knows no order. That is where TPU chips form no cuboid,
+    or each core is a device of its own on a kind whose cores are one device by default.
 
     Raises:
       ValueError: as in `chosen`.

@@ -1,9 +1,12 @@
 """The two signatures of reward functions, distinguished by the names of their arguments.
 
-verl's is (data_source, solution_str, ground_truth, extra_info) -> number or dict. extra_info holds the prompt's
-`extra` and, under "rollout", {"tokens": length, "finish": "eos" | "stop" | "length", "limit_s": CPU seconds,
-"sandbox": level for judged programs, "workers_per_core": reward processes for each processor, "prompt_end": the text of
-the prompt's last tokens, such as a "<think>" that the template opens}.
+verl's is (data_source, solution_str, ground_truth, extra_info) -> number or dict. extra_info holds the prompt's `extra`, and
+under "rollout":
+
+- "tokens": its length; "finish": "eos", "stop" or "length"
+- "limit_s": CPU seconds; "sandbox": the level for judged programs
+- "workers_per_core": reward processes for each processor
+- "prompt_end": the text of the prompt's last tokens, such as a "<think>" that the template opens
 
 TRL's is (prompts, completions, completion_ids, **columns) -> list of number or None (rewards/batched.py).
 

@@ -54,7 +54,7 @@ def _law(record) -> None:
 
 
 def _server(record) -> None:
-    """Counts the answers of a server whose log-probs are not those of `generate` with the same noise."""
+    """Counts the choices of a server whose log-probs are not those of `generate` with the same noise."""
     import served
 
     from jaxrl_post.serve import prompts

@@ -9,7 +9,7 @@ Three graders read the same texts:
 The texts are all golds of GSM8K, 5,276 model solutions of its test set with labels, and GRPO completions of
 Countdown. A completion has no recorded target: it is the first number that the text says it wants to reach.
 
-Labels of 684 answers in 13 kinds were written before the graders of today: scripts/tables/math_answers.jsonl.
+Labels of 684 texts in 13 kinds were written before the graders of today: scripts/tables/math_answers.jsonl.
 scripts/tables/math_verdicts.json holds what the graders of before said. No row that was right then is wrong now.
 """
 
@@ -125,7 +125,7 @@ def _labelled(record, rows: list[dict]) -> None:
 
 
 def _answers(record, rows: list[dict], wrong_before: set[int]) -> None:
-    """Compares verdicts with the labels of answers. Accepted wrong ones count like refused right ones."""
+    """Compares verdicts with the labels. Accepted wrong ones count like refused right ones."""
     from jaxrl_post.rewards import math
 
     wrong, slowest = {"math": set(), "alone": set()}, 0.0

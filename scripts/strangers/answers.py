@@ -1,4 +1,4 @@
-"""Answers as models write them, by the kinds of faults that graders had: each member is a text, a truth, and its right score.
+"""Solutions as models write them, by the kinds of faults that graders had: each member is a text, a truth, and its right score.
 
 Right values come from how a member is made: the number is drawn first, and then written, and its wrong neighbours too.
 """

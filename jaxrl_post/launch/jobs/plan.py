@@ -37,8 +37,9 @@ CONTAINERS = ("gke-tpu", "gke-gpu", "tpu-vm")  # whose processes have the files 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What the user knows and no file says: dollars of a chip-hour, chips of the quota, measured seconds of a save, and the
-    mean length of a rollout in tokens (0: that of lengths seen before, or of the prior)."""
+    """What the user knows and no file says: dollars of a chip-hour, chips of the quota, and measured seconds of a save.
+
+    `length`: the mean length of a rollout in tokens. 0: that of lengths seen before, or of the prior."""
 
     price: float = 0.0
     quota: int = 0
