@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+import killed
 import numpy as np
 import numpy_llama
 
@@ -20,7 +25,7 @@ SMALL = (
     "--config.eval.prompts=8",
     "--config.eval.every=0",
 )
-STEPS, HALF = 6, 3
+STEPS = 6
 LORA = ("--config.lora.rank=4", "--config.lora.alpha=8.0", "--config.optimizer.lr=0.03")
 TEXTS = ("12+34=", "7+5=", "90+9=", "3+81=")
 ASKED = dict(seed=3, n=4, max_tokens=16, return_token_ids=True, logprobs=0)
@@ -37,24 +42,44 @@ def show(record) -> None:
         _served(record, place)
 
 
+def _command(config: str, place: Path, *flags: str) -> tuple[str, ...]:
+    return ("-m", "jaxrl_post.main", f"--config=configs/{config}.py", f"--run-dir={place}", *SMALL, *flags)
+
+
 def _run(record, config: str, place: Path, *flags: str, devices: bool = False) -> Path:
-    command = ("-m", "jaxrl_post.main", f"--config=configs/{config}.py", f"--run-dir={place}", *SMALL, *flags)
-    record.run(*command, timeout_s=LIMIT_S, env=DEVICES if devices else {"XLA_FLAGS": ""})
+    env = DEVICES if devices else {"XLA_FLAGS": ""}
+    record.run(*_command(config, place, *flags), timeout_s=LIMIT_S, env=env)
     return place
 
 
 def _resumed(record, place: Path, name: str, config: str, *flags: str) -> None:
-    """A run in one piece, and the same one that ended after HALF of its steps and was resumed."""
-    saved = (f"--config.checkpoint.every={HALF}", "--config.engine.steps_per_dispatch=4", *flags)
-    whole = _run(record, config, place / f"{name}_whole", *saved, f"--config.steps={STEPS}")
-    halves = place / f"{name}_halves"
-    for steps, more in ((HALF, ()), (STEPS, ("--resume",))):
-        _run(record, config, halves, *saved, f"--config.steps={steps}", *more)
-    found = [logs.rollouts(one) for one in (whole, halves)]
+    """A run in one piece, and the same one that was killed behind its first save and resumed."""
+    saved = (f"--config.steps={STEPS}", "--config.checkpoint.every=2", "--config.engine.steps_per_dispatch=4", *flags)
+    whole, again = _run(record, config, place / f"{name}_whole", *saved), place / f"{name}_killed"
+    _kill_behind_a_save(record, _command(config, again, *saved), again)
+    _run(record, config, again, *saved, "--resume")
+    found = [logs.rollouts(one) for one in (whole, again)]
     record.figure(f"resume.{name}.rollouts", len(found[0]), at_least=STEPS * 32)
     record.figure(f"resume.{name}.differing", logs.differing(*found), equals=0)
-    weights = [(one / "policy" / "model.safetensors").read_bytes() for one in (whole, halves)]
+    weights = [(one / "policy" / "model.safetensors").read_bytes() for one in (whole, again)]
     record.figure(f"resume.{name}.policy_equal", weights[0] == weights[1], equals=True)
+
+
+def _kill_behind_a_save(record, command: tuple[str, ...], place: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=record.root,
+        env=os.environ | {"XLA_FLAGS": ""},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    end = time.monotonic() + LIMIT_S
+    while not killed.steps(place):
+        assert process.poll() is None and time.monotonic() < end, f"{place.name} saved no step"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL, f"{place.name} had ended before it was killed"
 
 
 def _lent(record, place: Path) -> None:
