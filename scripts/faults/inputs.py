@@ -121,7 +121,7 @@ FAULTS = (
         (
             "template_of_any_message",
             "Columns._shaped",
-            'last["role"] == "user" and',
+            ' and last["role"] == "user"',
             "",
             "an assistant's message is put into the template",
             "test_a_template_is_for_the_user_s_last_word",

@@ -150,7 +150,7 @@ FAULTS = (
         "jaxrl_post/rewards/math.py",
         (
             "mantissa_of_gsm8k",
-            "_gold",
+            "_golds",
             '.rpartition("####")[2]',
             '.partition("####")[2]',
             "a ground truth without #### is empty",
