@@ -18,26 +18,22 @@ import os
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import intervals
 
-MINUTES = 140.0
+MINUTES = 75.0
 LIMIT_S = 1800.0
 SEEDS = tuple(range(8))
 REWARD = 0.85  # on held-out sums at temperature 1; the demo ends with 0.93
 REWARD_IN = "val-core/sums/acc/mean@4"
-PIECES = (65, 90, 120)  # steps after which a run ends where it has reached REWARD, and else is resumed
+STEPS = 120  # a run ends where an evaluation has reached REWARD, and else here
 EVERY, PER_STEP = 5, 64 * 8
 DRAWN = 6400
-SUMS = ("--config.data.size=640",)
-HALF = ("--config.data.sources=['task:sums','task:sorting']", "--config.data.size=320", "--config.eval.data=task:sums")
-CURRICULUM = (
-    "--config.curriculum.interest=variance",
-    "--config.curriculum.share=0.5",
-    "--config.curriculum.uniform=0.1",
-    "--config.curriculum.groups=1",
-)
+SUMS = ("data.size=640",)
+HALF = ("data.sources=['task:sums','task:sorting']", "data.size=320", "eval.data=task:sums")
+CURRICULUM = ("curriculum.interest=variance", "curriculum.share=0.5", "curriculum.uniform=0.1", "curriculum.groups=1")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -102,30 +98,36 @@ def _digest(place: Path, names: str) -> dict[str, str]:
     return {file.name: hashlib.blake2b(file.read_bytes()).hexdigest() for file in sorted(place.glob(names))}
 
 
-def _difficulty(record, data: str, flags: tuple[str, ...]) -> tuple[float, float, float]:
-    """Returns the rollouts that sampling by difficulty needs over those of plain sampling, and the interval."""
-    needed: dict[str, list[float]] = {"plain": [], "curriculum": []}
+def _difficulty(record, data: str, options: tuple[str, ...]) -> tuple[float, float, float]:
+    """Returns the rollouts that sampling by difficulty needs over those of plain sampling, and the interval.
+
+    The two arms of a seed run at once: a small model keeps little more than one core busy."""
+    arms = {"plain": options, "curriculum": (*options, *CURRICULUM)}
+    needed: dict[str, list[float]] = {arm: [] for arm in arms}
     for seed in SEEDS:
-        for arm, more in (("plain", ()), ("curriculum", CURRICULUM)):
-            given = (*flags, *more)
-            found = record.cached(f"{data}-{arm}-{seed}", lambda seed=seed, given=given: _rollouts(record, seed, given))
-            record.figure(f"{data}.{arm}.seed_{seed}.rollouts_to_reward", found)
-            needed[arm].append(found)
+
+        def found(arm: str, seed: int = seed) -> float:
+            return record.cached(f"{data}-{arm}-{seed}", lambda: _rollouts(record, seed, arms[arm]))
+
+        with ThreadPoolExecutor(len(arms)) as pool:
+            for arm, rollouts in zip(arms, pool.map(found, arms), strict=True):
+                record.figure(f"{data}.{arm}.seed_{seed}.rollouts_to_reward", rollouts)
+                needed[arm].append(rollouts)
     return intervals.ratio_of_paired_medians(needed["curriculum"], needed["plain"])
 
 
-def _rollouts(record, seed: int, more: tuple[str, ...]) -> float:
+def _rollouts(record, seed: int, options: tuple[str, ...]) -> float:
     """Returns the rollouts until REWARD, between two evaluations by a straight line; all of the run if it is not reached."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
-        shared = ("--config.eval.prompts=128", f"--config.eval.every={EVERY}", f"--config.seed={seed}", *more)
-        for steps in PIECES:
-            _run(record, "demo", place, *shared, f"--config.steps={steps}", *(["--resume"] if place.exists() else []))
-            curve = [(row["step"], row[REWARD_IN]) for row in _rows(place) if REWARD_IN in row]
-            for (before, low), (step, high) in itertools.pairwise(curve):
-                if low < REWARD <= high:
-                    return PER_STEP * (before + (step - before) * (REWARD - low) / (high - low))
-    return float(PER_STEP * PIECES[-1])
+        shared = (f"steps={STEPS}", "checkpoint.every=0", "eval.prompts=128", f"eval.every={EVERY}", f"seed={seed}")
+        command = ("scripts/until_reward.py", place, REWARD_IN, REWARD, "configs/demo.py", *shared, *options)
+        record.run(*command, timeout_s=LIMIT_S)
+        curve = [(row["step"], row[REWARD_IN]) for row in _rows(place) if REWARD_IN in row]
+        for (before, low), (step, high) in itertools.pairwise(curve):
+            if low < REWARD <= high:
+                return PER_STEP * (before + (step - before) * (REWARD - low) / (high - low))
+    return float(PER_STEP * STEPS)
 
 
 def _rows(place: Path) -> list[dict]:
