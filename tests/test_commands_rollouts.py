@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
 import made_runs
+import numpy as np
 import pytest
 
 from jaxrl_post import __main__ as commands
+from jaxrl_post.commands import rollouts
+from jaxrl_post.data import tokenizer
+from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +50,7 @@ def test_a_row_says_what_the_log_holds(run, capsys):
         "prompt": "9+1=",
         "answer": "2",
         "text": "12#",
+        "spans": [{"sampled": True, "text": "12#"}],
         "reward": 0.5,
         "components": {"acc": 0.0},
         "finish": "eos",
@@ -85,6 +91,24 @@ def test_the_screen_shows_texts_and_how_many(run, capsys):
         "train:p:3:4:0:0   step 2, reward 0.5, acc 0, ends by eos, 3 tokens, weights 0 to 3, drafted 0.33\n"
         "  prompt  '9+1='   answer '2'\n  text    '12#'\n1 rollouts\n"
     )
+
+
+def test_who_spoke_in_a_conversation_is_seen():
+    words = tokenizer.characters("0123456789+=# ")
+    prompt = Prompt(id="p", tokens=words.encode("1+1="))
+    sampled = np.array([True, True, False, False, True, True])
+    told = Rollout.written(
+        RolloutId(0, "train", 0, "p", 0), prompt, [*words.encode("3"), 0, *words.encode("# 2"), 0], Finish.EOS
+    )
+    told = dataclasses.replace(told, sampled=sampled)
+    assert rollouts.spans(told, words.decode) == [
+        {"sampled": True, "text": "3<eos>"},
+        {"sampled": False, "text": "# "},
+        {"sampled": True, "text": "2<eos>"},
+    ]
+    group = Group.unscored(prompt, [told])
+    shown = rollouts.text(rollouts._row(1, group, 0, "1+1=", words.decode)).splitlines()
+    assert shown[2:] == ["  sampled  '3<eos>'", "  observed '# '", "  sampled  '2<eos>'"]
 
 
 def test_parquet_holds_the_same_rows(run, capsys, tmp_path):

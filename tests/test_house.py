@@ -34,6 +34,7 @@ RUN_LEVEL = {  # config values that no file in configs/ needs to set
     "seed": "a recipe holds for every seed; --config.seed chooses",
     "reward.test_limit_s": "of programs judged without adaptive_limit, which the one config that judges programs has on",
     "environment.tool_calls": "follows the family of a user's model; the demos' small policy writes no calls",
+    "reward.skip_special_tokens": "which tags are special tokens is a matter of the user's tokenizer",
     "reward.sandbox": "auto takes the strictest level that a host gives; which one a host needs is its owner's to say",
     "environment.cut_turns": "whether a turn without its end can be judged is a matter of the user's environment",
     "judge.asleep": "whether a judge fits beside the policy is a matter of the user's devices; the demo's does",

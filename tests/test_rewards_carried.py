@@ -66,7 +66,9 @@ def test_functions_of_every_kind_score_in_another_process():
         start_clock=0,
         finish_clock=0,
     )
-    with Pool(given.names, workers=1, timeout_s=20.0, decode=lambda ids, before=(): "abb", code=given.code) as pool:
+    with Pool(
+        given.names, workers=1, timeout_s=20.0, decode=lambda ids, before=(), skip_special=True: "abb", code=given.code
+    ) as pool:
         pool.start(rollout)
         group = pool.join(Group(prompt=prompt, rollouts=(rollout,), rewards=[0.0], scored=[False]))
     assert group.scored.all() and group.rewards[0] == 6.0 + 1.0 + 5.0 + 2.0 + 13.0 + 7.0

@@ -222,7 +222,9 @@ def test_a_dead_endpoint_masks_samples_and_is_counted(tmp_path, caplog):
         )
         for i in range(2)
     )
-    with Pool((f"{file}:score",), (), workers=1, timeout_s=5.0, decode=lambda tokens, before=(): "4") as pool:
+    with Pool(
+        (f"{file}:score",), (), workers=1, timeout_s=5.0, decode=lambda tokens, before=(), skip_special=True: "4"
+    ) as pool:
         for rollout in rollouts:
             pool.start(rollout)
         group = pool.join(Group(prompt=prompt, rollouts=rollouts, rewards=np.zeros(2), scored=np.zeros(2, bool)))

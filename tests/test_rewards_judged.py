@@ -189,7 +189,7 @@ def joined(rewards: Pool, rollouts):
 
 def test_verdicts_alone_are_journaled_counted_and_not_asked_for_again():
     court, log, rollouts = Court(), Log(), _rollouts(3, 8, 9, 3)
-    how = dict(workers=1, timeout_s=5.0, decode=lambda tokens, before=(): str(tokens))
+    how = dict(workers=1, timeout_s=5.0, decode=lambda tokens, before=(), skip_special=True: str(tokens))
     with Pool((), journal=log, beside=court.judged(True), **how) as rewards:
         found, counts = joined(rewards, rollouts), rewards.metrics()
     assert found.scored.tolist() == [True, False, False, True]  # 8 is out of range, 9 has no question
@@ -224,7 +224,7 @@ def test_a_verdict_is_added_to_the_sum_of_functions_where_they_score(graders):
         "number",
         journal=log,
         beside=court.judged(False),
-        decode=lambda tokens, before=(): texts[int(tokens[0])],
+        decode=lambda tokens, before=(), skip_special=True: texts[int(tokens[0])],
     ) as rewards:
         found = joined(rewards, _rollouts(1, 2, 3))
     assert found.scored.tolist() == [True, False, True]

@@ -50,7 +50,7 @@ def test_a_score_is_added_to_the_sum_of_functions(graders):
 def test_a_model_alone_scores_what_waits_together_and_a_resumed_run_asks_it_nothing():
     model, log = Model(), Log()
     first, second = ([rollout(str(n), n, prompt=name) for n in range(2)] for name in "ab")
-    how = dict(workers=1, timeout_s=5.0, decode=lambda tokens, before=(): str(tokens))
+    how = dict(workers=1, timeout_s=5.0, decode=lambda tokens, before=(), skip_special=True: str(tokens))
     with Pool((), journal=log, beside=Modelled(model, 2.0, alone=True), **how) as rewards:
         for one in (*first, *second):
             rewards.start(one)
@@ -70,7 +70,7 @@ def test_a_score_that_is_no_number_leaves_a_rollout_unscored():
         (),
         workers=1,
         timeout_s=5.0,
-        decode=lambda tokens, before=(): str(tokens),
+        decode=lambda tokens, before=(), skip_special=True: str(tokens),
         beside=Modelled(lambda texts: np.array([np.nan]), 1.0, alone=True),
     ) as rewards:
         found = joined(rewards, [rollout("1")])
@@ -79,4 +79,4 @@ def test_a_score_that_is_no_number_leaves_a_rollout_unscored():
 
 def test_without_functions_and_without_a_model_nothing_scores():
     with pytest.raises(ValueError, match="reward.functions is empty"):
-        Pool((), workers=1, timeout_s=1.0, decode=lambda tokens, before=(): str(tokens))
+        Pool((), workers=1, timeout_s=1.0, decode=lambda tokens, before=(), skip_special=True: str(tokens))

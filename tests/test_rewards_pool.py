@@ -175,7 +175,9 @@ def group(*rollouts: Rollout) -> Group:
 
 
 def pool(path: str, *names: str, **given) -> Pool:
-    settings = dict(workers=2, timeout_s=1.0, decode=lambda tokens, before=(): TEXTS[tokens[0]]) | given
+    settings = (
+        dict(workers=2, timeout_s=1.0, decode=lambda tokens, before=(), skip_special=True: TEXTS[tokens[0]]) | given
+    )
     return Pool(tuple(f"{path}:{name}" for name in names), **settings)
 
 
@@ -261,7 +263,10 @@ def test_trls_signature_by_hand(graders):
         assert scores(rewards, "abc", "", "abcdef").rewards.tolist() == [3, 0, 6]
     texts = {(0,): "word", (1,): "asked"}
     with Pool(
-        (f"{graders}:trl_all",), workers=1, timeout_s=5.0, decode=lambda ids, before=(): texts[tuple(ids)]
+        (f"{graders}:trl_all",),
+        workers=1,
+        timeout_s=5.0,
+        decode=lambda ids, before=(), skip_special=True: texts[tuple(ids)],
     ) as rewards:
         one = rollout("word")
         one = replace(one, tokens=[0])
@@ -412,7 +417,7 @@ def test_what_an_earlier_life_journaled_is_joined_and_not_graded_again(graders, 
             timeout_s=30.0,
             journal=log,
             journaled=before,
-            decode=lambda tokens, before=(): TEXTS[tokens[0]],
+            decode=lambda tokens, before=(), skip_special=True: TEXTS[tokens[0]],
         ) as rewards:
             for one in [*members, *members[:2]]:  # the last two come again, as those that were taken up once more
                 rewards.start(one)
@@ -469,14 +474,14 @@ def test_a_wrong_path_is_one_sentence_at_construction(graders, tmp_path, path, w
     (tmp_path / "broken.py").write_text("1 / 0")
     path, words = (text.format(graders=graders, broken=tmp_path / "broken.py") for text in (path, words))
     with pytest.raises(ValueError, match=words.replace("(", r"\(")) as caught:
-        Pool((path,), workers=1, timeout_s=1.0, decode=lambda tokens, before=(): str(tokens))
+        Pool((path,), workers=1, timeout_s=1.0, decode=lambda tokens, before=(), skip_special=True: str(tokens))
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match=words.replace("(", r"\(")):
         Pool(
             (path,),
             workers=1,
             timeout_s=1.0,
-            decode=lambda tokens, before=(): str(tokens),
+            decode=lambda tokens, before=(), skip_special=True: str(tokens),
             compute=False,
             share=lambda vector: vector,
         )

@@ -34,7 +34,7 @@ from jaxrl_post.config import refuse_url
 from jaxrl_post.data.continuations import Decode
 from jaxrl_post.json_text import shown
 from jaxrl_post.telemetry import rollout_names, run_logs
-from jaxrl_post.types import Group
+from jaxrl_post.types import Group, Rollout
 
 SHOWN = 20  # rollouts on a screen
 _TOGETHER = 4096  # rows of a part of a Parquet file
@@ -150,6 +150,7 @@ def _row(step: int, group: Group, place: int, prompt: str, decode: Decode) -> di
         "prompt": prompt,
         "answer": group.prompt.answer,
         "text": decode(rollout.tokens, before=group.prompt.tokens),
+        "spans": spans(rollout, decode),
         "reward": float(group.rewards[place]) if scored else None,
         "components": {name: value for name, value in sorted(parts.items()) if scored and value == value},
         "finish": rollout.finish.value,
@@ -163,6 +164,20 @@ def _row(step: int, group: Group, place: int, prompt: str, decode: Decode) -> di
     }
 
 
+def spans(rollout: Rollout, decode: Decode) -> list[dict]:
+    """Returns the runs of sampled and of observed tokens, each with its text, special tokens included."""
+    every, start = np.concatenate([rollout.prompt.tokens, rollout.tokens]), rollout.prompt.tokens.size
+    edges = [0, *(np.flatnonzero(np.diff(rollout.sampled)) + 1).tolist(), len(rollout)]
+    return [
+        {
+            "sampled": bool(rollout.sampled[begin]),
+            "text": decode(rollout.tokens[begin:end], skip_special=False, before=every[: start + begin]),
+        }
+        for begin, end in itertools.pairwise(edges)
+        if begin < end
+    ]
+
+
 def text(row: dict) -> str:
     """Returns a row as a few lines."""
     reward = "no score" if row["reward"] is None else f"reward {row['reward']:g}"
@@ -173,10 +188,15 @@ def text(row: dict) -> str:
     )
     drafted = [f"drafted {row['drafted_share']:.2f}"] if row["drafted_share"] else []
     facts = [f"step {row['step']}", reward, *parts, f"ends by {row['finish']}", f"{row['num_tokens']} tokens"]
-    return (
-        f"{row['rollout']}   {', '.join([*facts, *weights, *drafted])}\n"
-        f"  prompt  {row['prompt']!r}   answer {row['answer']!r}\n"
-        f"  text    {row['text']!r}"
+    several = len(row["spans"]) > 1
+    names = ["sampled  " if one["sampled"] else "observed " for one in row["spans"]] if several else ["text    "]
+    texts = [one["text"] for one in row["spans"]] or [""]
+    return "\n".join(
+        [
+            f"{row['rollout']}   {', '.join([*facts, *weights, *drafted])}",
+            f"  prompt  {row['prompt']!r}   answer {row['answer']!r}",
+            *(f"  {name}{text!r}" for name, text in zip(names, texts, strict=True)),
+        ]
     )
 
 
@@ -195,6 +215,11 @@ def write_parquet(file: Path, found: Iterator[dict]) -> int:
         raise ValueError("--parquet needs pyarrow: pip install 'jaxrl_post[parquet]', or use --json") from None
     schema = pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, kind in _COLUMNS.items()]).append(
         pyarrow.field("components", pyarrow.map_(pyarrow.string(), pyarrow.float64()))
+    )
+    schema = schema.append(
+        pyarrow.field(
+            "spans", pyarrow.list_(pyarrow.struct([("sampled", pyarrow.bool_()), ("text", pyarrow.string())]))
+        )
     )
     part, count = file.with_name(f"{file.name}.part"), 0
     try:

@@ -104,6 +104,13 @@ class RewardConfig:
         doc="Whether the limit follows what right programs took, from 2 to 30 CPU seconds, as in RollPacker. "
         "A run then repeats itself from its journal only.",
     )
+    skip_special_tokens: bool = any_of_type(
+        True,
+        used_when=_GRADED,
+        why=_NOT_GRADED,
+        doc="Whether reward functions get texts without the tokens that the tokenizer marks as special. false: with them, such as a "
+        "special <think>, but without the one that ends the rollout.",
+    )
     sandbox: str = one_of(
         "auto",
         "auto",

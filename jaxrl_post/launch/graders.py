@@ -15,6 +15,8 @@ import numpy as np
 
 from jaxrl_post import config as configs
 from jaxrl_post import evaluation
+from jaxrl_post.data import special_tags
+from jaxrl_post.data.continuations import Decode
 from jaxrl_post.launch import build as parts
 from jaxrl_post.launch import environments, inputs, judges, reward_scoring, reward_trial
 from jaxrl_post.parallel import processes
@@ -45,9 +47,21 @@ def both(
         shuffle=False,
     )
     rewards.check((*start.train, *start.held_out))
+    tags = special_tags.hidden(start.tokenizer, start.train[0].tokens) if config.reward.skip_special_tokens else ()
+    if tags and config.reward.functions:
+        say(
+            f"reward functions never see {', '.join(tags)}, nor what closes them: the tokenizer marks them as special; "
+            "reward.skip_special_tokens=false shows them"
+        )
     if rewards.confined:
         say(f"judged programs: sandbox {rewards.confined['level']}, layers {', '.join(rewards.confined['layers'])}")
     return rewards, judge
+
+
+def graded_texts(config: configs.Config, start: inputs.Inputs) -> Decode:
+    """Returns what decodes a rollout for graders."""
+    law = start.sampling
+    return special_tags.graded(start.tokenizer, (*law.eos_ids, *law.stop_ids), skip=config.reward.skip_special_tokens)
 
 
 def checked(config: configs.Config, start: inputs.Inputs) -> None:
@@ -123,7 +137,7 @@ def pool(
         config.reward.weights,
         workers=config.reward.workers,
         timeout_s=config.reward.timeout_s,
-        decode=start.tokenizer.decode,
+        decode=graded_texts(config, start),
         code=start.handed.code,
         shuffle=shuffle,
         seed=config.seed,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_post import config as configs
-from jaxrl_post.data import duplicates, prompts
+from jaxrl_post.data import duplicates, prompts, special_tags
 from jaxrl_post.launch import sources
 from jaxrl_post.launch.handed import OWN
 from jaxrl_post.launch.policy import Policy
@@ -149,13 +149,13 @@ def evaluate(
 
 
 def _graders(policy: Policy, given: Carried, weights: Sequence[float], workers: int, timeout_s: float) -> Pool:
-    about = policy.config.reward
+    about, ends = policy.config.reward, (*policy.sampling.eos_ids, *policy.sampling.stop_ids)
     return Pool(
         given.names,
         weights,
         workers=workers,
         timeout_s=timeout_s or about.timeout_s,
-        decode=policy.tokenizer.decode,
+        decode=special_tags.graded(policy.tokenizer, ends, skip=about.skip_special_tokens),
         code=given.code,
         limits=Fixed(about.limit_s),
         sandbox=about.sandbox,

@@ -6,7 +6,7 @@ under "rollout":
 - "tokens": its length; "finish": "eos", "stop" or "length"
 - "limit_s": CPU seconds; "sandbox": the level for judged programs
 - "workers_per_core": reward processes for each processor
-- "prompt_end": the text of the prompt's last tokens, such as a "<think>" that the template opens
+- "prompt_end": the text of the prompt's last tokens, special ones included, such as a "<think>" that the template opens
 
 TRL's is (prompts, completions, completion_ids, **columns) -> list of number or None (rewards/batched.py).
 
@@ -39,7 +39,7 @@ def about(rollout: Rollout, limit_s: float, judging: Mapping, decode: Decode) ->
 
     `limit_s`: CPU seconds that a judged program may take. `judging`: "sandbox" and "workers_per_core".
     """
-    end = decode(rollout.prompt.tokens[-_PROMPT_END:])
+    end = decode(rollout.prompt.tokens[-_PROMPT_END:], skip_special=False)
     return {"tokens": len(rollout), "finish": rollout.finish.value, "prompt_end": end, "limit_s": limit_s, **judging}
 
 

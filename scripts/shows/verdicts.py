@@ -102,7 +102,7 @@ def _through_a_pool(programs, workers: int) -> tuple[dict[str, float], list[floa
         timeout_s=LIMIT_S,
         limits=Fixed(LIMIT_S),
         journal=Journal(),
-        decode=lambda tokens, before=(): programs[int(tokens[0])][1],
+        decode=lambda tokens, before=(), skip_special=True: programs[int(tokens[0])][1],
     ) as pool:
         for rollout in rollouts:
             pool.start(rollout)
