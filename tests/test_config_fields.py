@@ -351,6 +351,7 @@ IGNORED = [
             "reward.workers=2",
             "reward.timeout_s=60",
             "reward.sandbox=none",
+            "reward.skip_special_tokens=false",
         )
     ],
     ("reward.model_weight=2", (), ("reward.model=m",)),
@@ -378,8 +379,10 @@ IGNORED = [
             "environment.max_s=9",
             "environment.delay=4",
             "environment.tool_calls=hermes",
+            "environment.cut_turns=mask",
         )
     ],
+    ("scheduler.filter_metric=acc", (), ("scheduler.filter_groups=true",)),
 ]
 
 
