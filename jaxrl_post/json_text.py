@@ -21,24 +21,32 @@ _SHOWN, _SAID = 80, 300  # characters of a value in an error, and of another lib
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # may begin or end a pair; only a check of the value tells
 
 
-def parsed(text: str, where: str) -> Any:
+def parsed(text: str, where: str, digits: int = 0) -> Any:
     """Returns the value of a JSON text.
 
     Args:
       where: the text's place, which begins every error.
+      digits: that a whole number may have at most; reading one takes the square of its digits. 0: Python's own bound.
 
     Raises:
       ValueError: one sentence.
     """
+
+    def whole(number: str) -> int:
+        if len(number) > digits:
+            raise ValueError
+        return int(number)
+
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_int=whole if digits else None)
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if "\n" in text else ""
         raise ValueError(f"{where}: no JSON: {error.msg} at {line}character {error.colno}") from error
     except RecursionError:
         raise ValueError(f"{where}: no JSON that is read here: it has more than {DEEPEST} levels") from None
-    except ValueError:  # the only other one: Python's bound on the digits of a whole number
-        raise ValueError(f"{where}: no JSON that is read here: a number has thousands of digits") from None
+    except ValueError:  # the only other one: the bound on the digits of a whole number
+        most = f"more than {digits}" if digits else "thousands of"
+        raise ValueError(f"{where}: no JSON that is read here: a number has {most} digits") from None
     if text.count("[") + text.count("{") > DEEPEST and _depth(value) > DEEPEST:
         raise ValueError(f"{where}: no JSON that is read here: it has more than {DEEPEST} levels")
     if _HALF.search(text):

@@ -394,7 +394,7 @@ def test_a_message_of_the_assistant_that_a_turn_follows_is_its_beginning():
     rollout = SimpleNamespace(
         id=RolloutId(0, "train", 0, "p", 0), prompt=SimpleNamespace(messages=(say("user", "1"), say("assistant", "2")))
     )
-    turns = [Turn(np.array(WORDS.encode(text, special=False)), text) for text in ("3", "4")]
+    turns = [Turn(np.array(WORDS.encode(text, special=False)), text, np.array([1])) for text in ("3", "4")]
     talk._records[rollout.id] = {"3": {"messages": [say("user", "5"), say("assistant", "6")]}}
     begun = [say("user", "1"), say("assistant", "23"), say("user", "5"), say("assistant", "6")]
     assert talk._before(rollout, turns) == (begun, True)

@@ -71,7 +71,6 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _serve(flags: argparse.Namespace) -> int:
     """Binds the port before anything is compiled, so that a port that is taken costs no minute."""
-    listening.bound_digits()
     with listening.bound("serve", flags.host, flags.port) as heard:
         from jaxrl_post.serve import server
 

@@ -105,7 +105,6 @@ def keys(flags: argparse.Namespace) -> dict[str, str]:
 def _serve(flags: argparse.Namespace) -> int:
     """Binds the port before anything is compiled, so that a port that is taken costs no minute."""
     given = keys(flags)
-    listening.bound_digits()
     with listening.bound("tinker", flags.host, flags.port) as heard:
         from jaxrl_post.launch import saved_policy
         from jaxrl_post.serve.tinker import server

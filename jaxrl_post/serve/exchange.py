@@ -23,6 +23,7 @@ from jaxrl_post.serve.refusal import Refusal, error
 
 LONGEST_BODY = 16 << 20  # bytes
 MOST_VALUES = 1 << 18  # of a body: members of its lists and objects; a named one costs as much as three
+MOST_DIGITS = 640  # of a whole number in a body
 OWNER = "owner"  # of a scope: the name of the key that let a request in
 Read = TypeVar("Read")
 
@@ -114,7 +115,7 @@ def parsed(data: bytes, most: int = MOST_VALUES) -> Any:
     if values > most:
         raise Refusal(413, f"the body has {values} values, by its commas, brackets and colons; at most {most} are read")
     try:
-        return json_text.parsed(data.decode("utf-8"), "the body")
+        return json_text.parsed(data.decode("utf-8"), "the body", MOST_DIGITS)
     except UnicodeDecodeError as wrong:
         raise Refusal(400, f"the body is no UTF-8 text: {wrong.reason} at byte {wrong.start}") from wrong
     except ValueError as wrong:

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import secrets
 import socket
-import sys
 
 TOKEN = "JAXRL_POST_TOKEN"
 PORTS = 65535
@@ -26,11 +25,6 @@ def need(who: str, *packages: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"{who}: {missing[0]} is not installed; write pip install 'jaxrl_post[serve]'")
-
-
-def bound_digits() -> None:
-    """Bounds the digits of whole numbers in bodies for this process: reading one takes the square of its digits."""
-    sys.set_int_max_str_digits(sys.int_info.str_digits_check_threshold)
 
 
 def check_port(command: str, port: int) -> None:
