@@ -90,7 +90,7 @@ def test_logs_of_several_processes_are_those_of_process_0(logs, tmp_path):
 
 def test_damaged_files_are_one_sentence(logs):
     (logs.folder / "metrics.jsonl").write_text("{")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl is damaged"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1: no JSON"):
         logs.metrics()
     (logs.folder / "rollouts" / "step_000001.npz").write_bytes(b"no archive")
     with pytest.raises(ValueError, match="is no rollout log, or is damaged"):
