@@ -47,7 +47,11 @@ def both(
         shuffle=False,
     )
     rewards.check((*start.train, *start.held_out))
-    tags = special_tags.hidden(start.tokenizer, next(iter(start.train)).tokens) if config.reward.skip_special_tokens else ()
+    tags = (
+        special_tags.hidden(start.tokenizer, next(iter(start.train)).tokens)
+        if config.reward.skip_special_tokens
+        else ()
+    )
     if tags and config.reward.functions:
         say(
             f"reward functions never see {', '.join(tags)}, nor what closes them: the tokenizer marks them as special; "
