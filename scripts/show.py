@@ -5,7 +5,7 @@
     python scripts/show.py --all         runs every show, each in its own process, and prints a summary (make show)
     python scripts/show.py --stale       lists the results whose code has changed since they were written
 
-A show is a file scripts/shows/NAME.py, with underscores for hyphens. Its docstring's first line says what is shown. Its
+A show is a file scripts/shows/NAME.py, with underscores for hyphens, and one at the end where Python's library has NAME. Its docstring's first line says what is shown. Its
 constant `MINUTES` is the time expected on 2 cores. Its function
 
     def show(record: Record) -> None
@@ -43,8 +43,8 @@ def _root(folder: Path) -> Path:
 
 
 def shows(folder: Path) -> dict[str, Path]:
-    """Name -> file, sorted by name."""
-    return {file.stem.replace("_", "-"): file for file in sorted(folder.glob("*.py"))}
+    """Name -> file, sorted by name. A file that would hide a module of Python's library has an underscore at its end."""
+    return {file.stem.rstrip("_").replace("_", "-"): file for file in sorted(folder.glob("*.py"))}
 
 
 def headline(file: Path) -> tuple[float, str]:
