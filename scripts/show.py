@@ -5,8 +5,8 @@
     python scripts/show.py --all         runs every show, each in its own process, and prints a summary (make show)
     python scripts/show.py --stale       lists the results whose code has changed since they were written
 
-A show is a file scripts/shows/NAME.py, with underscores for hyphens, and one at the end where Python's library has NAME. Its docstring's first line says what is shown. Its
-constant `MINUTES` is the time expected on 2 cores. Its function
+A show is a file scripts/shows/NAME.py, with underscores for hyphens, and one at the end where Python's library has a module
+NAME. Its docstring's first line says what is shown. Its constant `MINUTES` is the time expected on 2 cores. Its function
 
     def show(record: Record) -> None
 
