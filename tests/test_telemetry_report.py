@@ -31,7 +31,7 @@ def test_shares_by_hand():
             "generating": 0.375,
             "training": 0.2,
             "else": 0.1,
-            "rows without an answer": 0.09,
+            "idle rows": 0.09,
             "rows held empty by the bound": 0.06,
             "rewards": 0.05,
             "drafts that failed": 0.05,
@@ -79,7 +79,7 @@ def test_rows_of_a_step_that_was_not_published_belong_to_the_seconds_of_the_next
 
 def test_no_more_rows_are_blamed_than_there_were():
     found = report.device_time([{**STEP, "swap/rows": 500.0, "sched/paused_slot_steps": 999.0}])
-    assert "rows without an answer" not in found and found["rows held empty by the bound"] == pytest.approx(0.15)
+    assert "idle rows" not in found and found["rows held empty by the bound"] == pytest.approx(0.15)
     assert found["rows computed again"] == pytest.approx(0.1) and sum(found.values()) == pytest.approx(1.0)
 
 

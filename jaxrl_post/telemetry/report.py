@@ -82,7 +82,7 @@ def _generation(row: Mapping[str, float]) -> dict[str, float]:
         "rows computed again": again,
         "drafts that failed": used["draft_rejected"] + used["clone"],
         "rows held empty by the bound": held,
-        "rows without an answer": used["idle"] - held,
+        "idle rows": used["idle"] - held,
     }
     return {cause: spent * rows / count for cause, rows in shares.items()}
 

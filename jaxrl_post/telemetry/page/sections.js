@@ -15,7 +15,7 @@ const CURVES = [
   ["Trained tokens per second and device", "perf/throughput"],
 ];
 const OPEN = ["environment", "summary", "run"]; // cards that are open at first
-const PARTS = ["generating", "training", "rows without an answer", "rows held empty by the bound", "rows computed again", "drafts that failed", "rewards", "evaluation"];
+const PARTS = ["generating", "training", "idle rows", "rows held empty by the bound", "rows computed again", "drafts that failed", "rewards", "evaluation"];
 
 // [step, value] of a metric, without steps that lack it.
 function pointsOf(run, name) {
