@@ -113,7 +113,7 @@ def test_a_start_that_hangs_ends_too(monkeypatch, tmp_path, capsys):
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
     (tmp_path / ".lock").touch()
-    with assemble.starting(SimpleNamespace(watchdog=SimpleNamespace(compile_s=0.2)), tmp_path):
+    with assemble.starting(SimpleNamespace(watchdog=SimpleNamespace(compile_s=0.2)), tmp_path, ""):
         time.sleep(1.0)
     assert codes == [42] and "HANG: the start took" in capsys.readouterr().out
     assert "test_a_start_that_hangs_ends_too" in (tmp_path / "hang.txt").read_text()
