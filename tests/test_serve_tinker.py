@@ -279,6 +279,26 @@ def test_no_value_of_a_client_ends_the_thread(client):
     assert status == 400 and found["detail"] == "stop has 1000 ids; at most 7 are served"
 
 
+@pytest.mark.parametrize("stop", ["<eos>\n", ["+", "1<eos>"], "\ufffd", [""], ["+", ""]])
+def test_a_stop_string_that_no_text_can_hold_is_refused_at_the_door(client, stop):
+    body = {
+        "sampling_session_id": client.sampler(),
+        "seq_id": 0,
+        "prompt": text(SUM),
+        "sampling_params": {"stop": stop},
+    }
+    status, told = client.ask("POST", "asample", body)
+    assert status == 400 and "stop" in told["detail"]
+    assert client.result(client.sample(body["sampling_session_id"], SUM, max_tokens=2, seed=0))["sequences"]
+
+
+def test_a_stop_string_that_is_a_special_token_is_its_id(client):
+    """The demo's end token, 0, and no stop at all."""
+    sampler = client.sampler()
+    plain, named = (client.sample(sampler, SUM, 4, max_tokens=9, seed=5, **more) for more in ({}, {"stop": "<eos>"}))
+    assert client.result(plain) == client.result(named)
+
+
 def test_a_thread_that_fails_tells_all_ends_the_session_at_fault_and_begins_anew(server, monkeypatch):
     seen = []
     monkeypatch.setattr(threading, "excepthook", lambda told: seen.append(told.exc_type))

@@ -144,6 +144,8 @@ def test_the_version_is_that_of_the_package(server):
         ("/v1/completions", {"prompt": "1" * 4097}, 400, "prompt has 4097 characters; at most 4096 are read"),
         ("/detokenize", {"tokens": [1] * 4097}, 400, "tokens has 4097 ids; at most 4096 are read"),
         ("/tokenize", {"prompt": "1", "model": "gpt-4"}, 404, "there is no model 'gpt-4'; the only one is 'demo'"),
+        ("/v1/completions", {"prompt": "1", "stop": "<eos>\n"}, 400, "holds the special token '<eos>'"),
+        ("/v1/chat/completions", {"messages": TALK, "stop": ["1", "\ufffd"]}, 400, "without U+FFFD"),
         ("/tokenize", {"promt": "1"}, 400, "the nearest is 'prompt'"),
         ("/detokenize", {}, 400, "tokens is missing"),
         ("/detokenize", {"tokens": "1"}, 400, "tokens='1' must be a list"),

@@ -64,7 +64,8 @@ def local(decoder: dict | None) -> bool:
 class Pieces:
     """The texts of single tokens, which joined are the text of all, special tokens included.
 
-    The bytes of a character belong to the token that completes it. `decode`: as Decode. `before`: ids of the prompt.
+    The bytes of a character belong to the token that completes it. Where a byte is broken, the texts may show others of its
+    run of bytes, which the text of all hides. `decode`: as Decode. `before`: ids of the prompt.
     """
 
     def __init__(self, decode: Decode, before: Sequence[int] = ()):

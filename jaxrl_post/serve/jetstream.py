@@ -53,8 +53,7 @@ class Words(package.tokenizer_api.Tokenizer):
         piece = model.id_to_token(one) if model else self._words.pieces[one].decode("utf-8", "replace")
         if piece is not None and _BYTE.fullmatch(piece):
             return piece
-        alone, twice = self._words.decode([one]), self._words.decode([one, one])
-        return twice[len(alone) :] if twice.startswith(alone) else alone
+        return self._words.decode([one], before=[one])
 
     @property
     def pad_id(self) -> int:

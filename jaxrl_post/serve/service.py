@@ -21,6 +21,7 @@ import anyio
 import jax
 
 from jaxrl_post.engine.row_engine import RowEngine
+from jaxrl_post.json_text import said
 from jaxrl_post.kernels import sampling
 from jaxrl_post.launch.policy import Policy
 from jaxrl_post.serve.asked import Asked
@@ -188,10 +189,17 @@ class Service:
     # ---- what a request becomes
 
     def _law(self, asked: Asked) -> Sampling:
-        """Returns the sampling law of a request."""
+        """Returns the sampling law of a request.
+
+        Raises:
+          Refusal: a stop string cannot be found in a text (data/ends.py).
+        """
         stops, ends = asked.law.get("stop_ids", ()), len(self.policy.sampling.eos_ids)
         check_stops("stop_token_ids", stops, self.words.vocab_size, MOST_ENDS - ends)
-        return self.policy.law(asked.law)
+        try:
+            return self.policy.law(asked.law)
+        except ValueError as error:
+            raise Refusal(400, said(error), "stop") from error
 
     def _requests(self, ticket: Ticket, asked: Asked) -> tuple[Request, ...]:
         """Returns a request of the engine for each sample of each prompt. Samples of a prompt share a replica."""

@@ -77,7 +77,9 @@ class Words:
                 "count": len(ids),
                 "max_model_len": self._service.policy.config.engine.max_length,
                 "tokens": ids,
-                "token_strs": [decode([one], False) for one in ids] if strings else None,
+                "token_strs": [decode([one], False, ids[max(at - 1, 0) : at]) for at, one in enumerate(ids)]
+                if strings
+                else None,
             }
 
         return await _written(told)

@@ -16,10 +16,12 @@ import jax
 import numpy as np
 
 from jaxrl_post.engine.row_engine import RowEngine
+from jaxrl_post.json_text import said
 from jaxrl_post.launch.policy import Policy
 from jaxrl_post.models import decoder, lora
 from jaxrl_post.models.model_config import Lora
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.serve.refusal import Refusal
 from jaxrl_post.serve.tinker.datums import Datum
 from jaxrl_post.serve.tinker.forms import Ask
 from jaxrl_post.serve.tinker.snapshots import Saved, Snapshots
@@ -67,6 +69,17 @@ class Sampler:
         self._merges: dict[Lora, Any] = {}
         self._live: dict[Sampling, _Live] = {}
         self._places: dict[RolloutId, tuple[Sampling, int]] = {}
+
+    def check(self, ask: Ask) -> None:
+        """Checks the sampling law of a request, in any thread.
+
+        Raises:
+          Refusal: a stop string cannot be found in a text (data/ends.py).
+        """
+        try:
+            self._policy.law(ask.law)
+        except ValueError as error:
+            raise Refusal(400, said(error), "sampling_params") from error
 
     def begin(self, sampling: Sampling) -> None:
         """Hands a request to the engine, which takes its weights first. What runs must be of the same weights.
@@ -140,14 +153,14 @@ class Sampler:
         """Returns a request of the engine for each sample. Their noise does not depend on who else asks."""
         ask, serial = sampling.ask, next(self._numbers)
         prompt = Prompt.of_tokens(ask.prompt)
-        room = self._policy.config.engine.max_length - prompt.tokens.size
+        room, law = self._policy.config.engine.max_length - prompt.tokens.size, self._policy.law(ask.law)
         return [
             Request(
                 rollout_id=RolloutId(serial, "eval", 0, prompt.id, sample),
                 prompt=prompt,
                 seed=served_seed(sampling.seed, prompt.id, sample),
                 max_tokens=ask.max_tokens or room,
-                sampling=self._policy.law(ask.law),
+                sampling=law,
                 replica=next(self._replicas) % self._policy.replicas,
             )
             for sample in range(ask.n)

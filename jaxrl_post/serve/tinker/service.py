@@ -74,6 +74,7 @@ class Service:
         say: Callable[[str], object],
     ):
         self.name, self.tokenizer, self.limits = name, tokenizer, limits
+        self._check_sampling = sampler.check
         self.promises, self.worker = Promises(), Worker(sampler, lambda: self._later(self._end))
         self.failed, self.broken, self._stopping = asyncio.Event(), False, False
         self._trainer, self._snapshots, self._queue, self._idle_s, self._say = trainer, snapshots, queue, idle_s, say
@@ -244,6 +245,7 @@ class Service:
     def asample(self, owner: str, given: forms.SampleBody, asked: forms.Ask) -> dict[str, Any]:
         """Samples."""
         session, saved = self._sampled(owner, given.sampling_session_id)
+        self._check_sampling(asked)
         seed = secrets.randbits(_SEED_BITS) if asked.seed is None else asked.seed
         key = ("asample", given.sampling_session_id, given.seq_id)
         return _future(self._queued(session, None, key, Sampling(path=saved, ask=asked, seed=seed)))
