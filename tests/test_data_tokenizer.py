@@ -7,6 +7,7 @@ import struct
 
 import pytest
 import tokenizers
+import word_kinds
 
 from jaxrl_post.data import tokenizer
 
@@ -142,6 +143,14 @@ def test_a_written_unknown_token_is_kept_and_an_unknown_character_is_not():
     assert got.encode("a <unk> b") == [1, 0, 2]
     with pytest.raises(ValueError, match="has no token for 'c' at character 8"):
         got.encode("a <unk> c")
+
+
+def test_an_unknown_character_of_a_unigram_is_not_taken():
+    """Its library names no unknown token, and shows the character itself as the token of id 0."""
+    got = tokenizer._built(word_kinds.made("unigram"), (), None)
+    assert got.encode("<unk>", special=False) == [0]
+    with pytest.raises(ValueError, match="has no token for 'ж' at character 4"):
+        got.encode("the ж")
 
 
 def test_ends_of_a_model_of_several_parts(folder):

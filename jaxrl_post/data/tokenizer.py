@@ -89,9 +89,8 @@ class JsonTokenizer:
             (encoded,) = self.model.encode_batch(
                 [text], add_special_tokens=special
             )  # lets other threads run, as encode does not
-        unknown = getattr(self.model.model, "unk_token", None)
-        if unknown is not None and unknown in encoded.tokens:
-            _refuse_unknown(encoded, unknown, text)
+        if self._unknown is not None and self._unknown in encoded.ids:
+            _refuse_unknown(encoded, self._unknown, self.model.id_to_token(self._unknown), text)
         return encoded
 
     def decode(self, ids: Sequence[int], skip_special: bool = True, before: Sequence[int] = ()) -> str:
@@ -114,6 +113,15 @@ class JsonTokenizer:
         while end and _BYTE_TEXT.fullmatch(self.model.id_to_token(int(ids[end - 1])) or ""):
             end -= 1
         return end
+
+    @functools.cached_property
+    def _unknown(self) -> int | None:
+        """Returns the id that a character without a token becomes."""
+        model = self.model.model
+        if isinstance(model, tokenizers.models.Unigram):
+            return json.loads(model.__getstate__())["unk_id"]
+        name = getattr(model, "unk_token", None)
+        return None if name is None else self.model.token_to_id(name)
 
     @functools.cached_property
     def _local(self) -> bool:
@@ -214,10 +222,10 @@ class Llama2cTokenizer:
 Tokenizer = JsonTokenizer | Llama2cTokenizer
 
 
-def _refuse_unknown(encoded: tokenizers.Encoding, unknown: str, text: str) -> None:
+def _refuse_unknown(encoded: tokenizers.Encoding, unknown: int, name: str, text: str) -> None:
     """Refuses a character that became the unknown token. Kept are those that a text names, and those of no text."""
-    for token, added, (start, end) in zip(encoded.tokens, encoded.special_tokens_mask, encoded.offsets, strict=True):
-        if token == unknown and not added and text[start:end].strip() != unknown:
+    for token, added, (start, end) in zip(encoded.ids, encoded.special_tokens_mask, encoded.offsets, strict=True):
+        if token == unknown and not added and text[start:end].strip() != name:
             raise ValueError(
                 f"the tokenizer has no token for {text[start:end]!r} at character {start} of {text[:80]!r}"
             )
