@@ -90,6 +90,21 @@ def test_the_config_of_the_readme_trains(tmp_path):
     assert len(block.splitlines()) <= 12, "about ten lines"
 
 
+@pytest.mark.extended
+def test_the_page_s_config_for_gsm8k_plans_as_printed(data_dir, tmp_path, monkeypatch, capsys):
+    """In a folder that has what it names: the first rows of both files, and a model that reads any text."""
+    (block,) = [one for one in pages.python_blocks(ROOT / "docs/data_and_rewards.md") if "gsm8k/train.jsonl" in one]
+    (tmp_path / "gsm8k").mkdir()
+    for name in ("train.jsonl", "test.jsonl"):
+        rows = (data_dir / "gsm8k" / name).read_text().splitlines(keepends=True)[:40]
+        (tmp_path / "gsm8k" / name).write_text("".join(rows))
+    (tmp_path / "tinystories-260k").symlink_to(data_dir / "tinystories-260k")
+    (tmp_path / "mine.py").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["--config=mine.py", "--dry-run", "--config.eval.prompts=8"]) == 0
+    assert "prompts" in capsys.readouterr().out
+
+
 def test_the_readme_is_short_and_honest():
     text = README.read_text()
     assert len(text.splitlines()) <= pages.README_LINES

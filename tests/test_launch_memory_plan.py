@@ -331,7 +331,8 @@ def test_the_law_of_a_teacher_takes_what_a_compiled_program_needs_for_it(beta):
 
 
 def test_text_lines_up():
-    lines = memory_plan.text("Memory", {"a": 2**20, "longer": np.int64(3 * 2**30)}, "B").splitlines()
+    rows = {"a": 2**20, "none": 0, "small": 52428, "longer": np.int64(3 * 2**30)}
+    lines = memory_plan.text("Memory", rows, "B").splitlines()
     assert lines == ["Memory", "  a              1.0 MiB", "  longer     3,072.0 MiB"]
 
 

@@ -279,6 +279,7 @@ def test_a_rollout_that_has_ended_frees_its_place_whether_it_is_read_or_not(othe
     """Two requests of all places, neither of them read; then one that needs them."""
     with served(other, queue=4) as one:
         service, body = one.server.service, LONG | {"n": 12, "stream": True, "max_tokens": 9}
+        waited(lambda: service._loop is not None)  # the server's thread may have just begun
         tickets = []
         for _ in range(2):
             opened = asyncio.run_coroutine_threadsafe(service.open(asked.completion(body)), service._loop)

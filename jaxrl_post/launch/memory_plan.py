@@ -428,7 +428,8 @@ def _cache(config: Config, model: decoder.ModelConfig) -> int:
 
 
 def text(title: str, rows: dict, unit: str = "") -> str:
-    """Returns a titled table as text. Bytes (unit "B") are shown in MiB."""
+    """Returns a titled table as text. Bytes (unit "B") are shown in MiB, without the rows that would read 0.0 MiB."""
     shown = {name: f"{value / 2**20:,.1f} MiB" if unit == "B" else f"{value:,}" for name, value in rows.items()}
+    shown = {name: value for name, value in shown.items() if value != "0.0 MiB"} or shown
     wide = max(map(len, shown))
     return "\n".join([title, *(f"  {name:<{wide}}  {value:>14}" for name, value in shown.items())])
