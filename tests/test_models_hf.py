@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gc
 import json
+import os
 import shutil
 import weakref
 from pathlib import Path
@@ -392,3 +394,23 @@ def test_weights_that_are_not_finite_are_refused_at_load_with_the_tensors_name(t
         hf.load(tmp_path / "out", dtype=np.float16)
     with pytest.raises(ValueError, match="up_proj.weight holds 1 of 64 numbers that are not finite as float16; .* inf"):
         hf.load(tmp_path / "out", dtype=np.float16, shardings=split)
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_rename_that_fails_leaves_the_earlier_export_in_its_place(monkeypatch, tmp_path, which):
+    for name in ("policy", "made"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model").write_text(name)
+    calls, real = [], os.rename
+
+    def rename(one, other):
+        calls.append(one)
+        if len(calls) == which:
+            raise OSError(errno.EIO, "Input/output error")
+        real(one, other)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(OSError, match="Input/output error"):
+        hf.swap_in(tmp_path / "made", tmp_path / "policy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "policy"]
+    assert (tmp_path / "policy" / "model").read_text() == "policy"

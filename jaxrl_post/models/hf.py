@@ -373,11 +373,21 @@ def _write_json(file: Path, value: Mapping) -> None:
 
 
 def swap_in(made: Path, directory: Path) -> None:
-    """Renames `made` to `directory`. An earlier export is renamed first, and then deleted."""
+    """Renames `made` to `directory`. An earlier export is renamed first, and then deleted.
+
+    Raises:
+      OSError: a file cannot be renamed. The earlier export stands in its place again.
+    """
     if not directory.exists():
         os.rename(made, directory)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.old.", dir=directory.parent))
-    os.rename(directory, old / directory.name)
-    os.rename(made, directory)
+    try:
+        os.rename(directory, old / directory.name)
+        os.rename(made, directory)
+    except OSError:
+        if not directory.exists():
+            os.rename(old / directory.name, directory)
+        old.rmdir()
+        raise
     shutil.rmtree(old)
