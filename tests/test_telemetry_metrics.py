@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -112,6 +113,16 @@ def test_what_was_not_scored_is_in_no_mean_and_rewards_that_differ_are_a_signal(
     row = metrics.describe([given], version=0)
     assert (row["reward/acc/mean"], row["reward/form/mean"], row["critic/score/max"]) == (1.0, 0.5, 1.0)
     assert row["frac_reward_zero_std"] == 0.0 and row["reward_std"] == 0.25
+
+
+def test_groups_of_one_rollout_compare_no_rewards():
+    """Supervised training has such groups: equal rewards are no alarm there."""
+    (one,) = groups()[:1]
+    single = dataclasses.replace(
+        one, rollouts=one.rollouts[:1], rewards=one.rewards[:1], scored=one.scored[:1], components={}
+    )
+    row = metrics.describe([single], version=5)
+    assert "critic/score/mean" in row and "frac_reward_zero_std" not in row and "reward_std" not in row
 
 
 def test_describe_of_nothing_scored_has_no_score():

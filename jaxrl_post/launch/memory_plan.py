@@ -92,12 +92,12 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, i
         "devices": c.devices,
         "engine replicas": c.replicas,
         "prompts per round": c.scheduler.prompts,
-        "answers per prompt": c.scheduler.group_size,
+        "rollouts per prompt": c.scheduler.group_size,
         "rollouts per round": c.rollouts_per_step,
         "engine slots in all": slots,
         "times the slots are filled per round": round(c.rollouts_per_step / slots, 2),
         "longest prompt, tokens": longest_prompt,
-        "longest answer, tokens": c.sampling.max_tokens,
+        "longest rollout, tokens": c.sampling.max_tokens,
         "micro-batch, rows": c.batch.rows,
         "micro-batch, tokens": c.batch.rows * c.batch.tokens,
         "optimizer steps per round": c.scheduler.updates,
@@ -421,7 +421,9 @@ def _elements(shapes: Any, shardings: Any) -> int:
 
 
 def _cache(config: Config, model: decoder.ModelConfig) -> int:
-    """Returns the bytes of keys and values of one replica's pages, on each of its devices."""
+    """Returns the bytes of keys and values of one replica's pages, on each of its devices. Rows of a file need none."""
+    if config.engine.name != "rows" and not config.eval.prompts:
+        return 0
     positions = config.pages * config.engine.page_size
     heads = model.kv_heads // config.mesh.replica
     return 2 * model.layers * positions * heads * model.head_dim * _bytes(config.engine.dtype)

@@ -127,6 +127,10 @@ def _sources(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _variation(groups: Sequence[Group]) -> dict[str, float]:
+    """Returns how rewards differ within groups. A group of one rollout, as of supervised training, compares nothing."""
+    groups = [group for group in groups if len(group.rollouts) > 1]
+    if not groups:
+        return {}
     known = [group for group in groups if group.scored.any()]
     deviations = np.array([group.rewards[group.scored].astype(np.float64).std() for group in known])
     equal = [not group.scored.any() or np.ptp(group.rewards[group.scored]) == 0 for group in groups]
