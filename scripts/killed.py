@@ -28,6 +28,13 @@ CONVERSING = (  # a small pipelined run of conversations, which is soon in the m
     "--config.environment.delay=20",
 )
 _APART = {"attempts", "checkpoints", "rewards.log"}
+LAST_START = {
+    "seconds": 0,
+    "device_time": {},
+    "mode": {},
+    "tokens": 0,
+    "resumed_at": 0,
+}  # in summary.json, of a run's last start
 _TIMED = ("summary.json", "config.json", "report.html")
 
 
@@ -143,7 +150,7 @@ def differences(one: Path, two: Path, last: int) -> list[str]:
             out += [f"deterministic {name}"] * (_rows(pair[0]) != _rows(pair[1]))
         elif pair[0].name not in _TIMED and pair[0].read_bytes() != pair[1].read_bytes():
             out.append(name)
-    told = [json.loads((run / "summary.json").read_text()) | {"seconds": 0, "device_time": {}} for run in (one, two)]
+    told = [json.loads((run / "summary.json").read_text()) | LAST_START for run in (one, two)]
     out += ["summary.json"] * (told[0] != told[1])
     return out + saved.differing(*(run / "checkpoints" / f"step_{last:06d}" / "arrays" for run in (one, two)))
 

@@ -16,6 +16,10 @@ from test_main import CONFIG, go, write_sums
 
 from jaxrl_post.telemetry import metrics
 
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))
+
+import killed
+
 STEPS = 5
 FLAGS = (
     f"--config.steps={STEPS}",
@@ -106,8 +110,7 @@ def same_run(one, two):
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
     rows = [metrics.read(folder / "metrics.jsonl") for folder in (one, two)]
     assert [metrics.deterministic(row) for row in rows[0]] == [metrics.deterministic(row) for row in rows[1]]
-    start = {"seconds": 0, "device_time": {}, "mode": {}, "tokens": 0, "resumed_at": 0}  # of a run's last start
-    told = [json.loads((folder / "summary.json").read_text()) | start for folder in (one, two)]
+    told = [json.loads((folder / "summary.json").read_text()) | killed.LAST_START for folder in (one, two)]
     assert told[0] == told[1]
     states = [final_state(folder) for folder in (one, two)]
     assert sorted(states[0]) == sorted(states[1]) and any(name.startswith("opt_state") for name in states[0])
