@@ -354,8 +354,7 @@ def page(defaults: Mapping[str, object]) -> str:
     rows += [f"| `{name}` | {defaults[name]} | {verl} | {trl} |" for name, (verl, trl) in DEFAULTS.items()]
     out.append(
         "## Defaults that differ\n\n" + "\n".join(rows) + "\n\n"
-        "`optimizer.lr` is 1e-6 in all three. The small policies of the demos learn nothing at that rate, so their configs set "
-        "their own. Additions of LoRA need 10 to 100 times more."
+        "`optimizer.lr` is 1e-6 in all three. The configs of the demos and of LoRA set higher ones."
     )
     for framework in _TABLE:
         rows = [f"| {framework} | here | note |", "|---|---|---|"]

@@ -304,7 +304,9 @@ class AlgorithmConfig(TeacherTerms, TokenTerms):
 class OptimizerConfig:
     """AdamW. Norms, biases and other vectors are not decayed."""
 
-    lr: float = at_least(1e-6, 0.0, doc="The largest learning rate. Small models and LoRA need a higher one.")
+    lr: float = at_least(
+        1e-6, 0.0, doc="The largest learning rate. The configs of the demos and of LoRA set higher ones."
+    )
     schedule: str = one_of(
         "constant",
         "constant",
