@@ -57,7 +57,12 @@ def fails(data_source, solution_str, ground_truth, extra_info): return {}["x"]
 def start(*answers) -> types.SimpleNamespace:
     prompts = [
         Prompt(
-            id=str(i), tokens=[1 + i], answer=answer, lacks="" if answer else "nothing", where=f"f.jsonl, line {i + 1}"
+            id=str(i),
+            tokens=[1 + i],
+            answer=str(answer),
+            value=None if isinstance(answer, str) else answer,
+            lacks="" if answer else "nothing",
+            where=f"f.jsonl, line {i + 1}",
         )
         for i, answer in enumerate(answers)
     ]
@@ -90,6 +95,19 @@ def test_right_and_wrong_answers_in_the_form_that_a_function_reads(tried, tmp_pa
     trial = tried("jaxrl_post.rewards.math:strict", "so 2\n#### 2", "#### 3")  # GSM8K's whole solutions
     assert trial.right.tolist() == [1, 1] and trial.wrong.tolist() == [0, 0] and trial.form == "X"
     assert tried("jaxrl_post.rewards.math:boxed").form == r"\boxed{X}"
+
+
+def test_a_number_that_the_strict_rule_does_not_find_is_said(tried):
+    strict, missed = "jaxrl_post.rewards.math:strict", "finds a number only as '#### 42' in the last 300 characters"
+    drawn = {"1": ["#### +12", "so 12", "#### 12", "#### 12" + "." * 300, "none"]}
+    trial = tried(strict, "so\n#### 2", "so\n#### 12", "so\n#### 4", sampled=drawn)
+    (note,) = trial.notes  # "so 12" is right for math:math, too, and nothing is in "none"
+    assert missed in note and "in 3 more of 8 texts, first in '#### +12' for f.jsonl, line 2" in note
+    trial = tried(strict, "so\n#### $1,080", "so\n#### 3")
+    assert "in 1 more of 2 texts, first in 'so\\n#### $1,080' for f.jsonl, line 1" in trial.notes[0]
+    assert trial.broken == ("1 of 2 gold texts are not scored 1; the first is that of row 1",)
+    assert not tried(strict).notes and not tried("jaxrl_post.rewards.math:flexible", "#### $5", "#### 3").notes
+    assert "is a dict: math graders take" in tried(strict, {"x": 1}, {"x": 2}).notes[0]
 
 
 @pytest.mark.parametrize(

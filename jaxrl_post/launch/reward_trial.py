@@ -21,6 +21,7 @@ from jaxrl_post.config import Config
 from jaxrl_post.data.tokenizer import Tokenizer
 from jaxrl_post.json_text import shown
 from jaxrl_post.launch.inputs import Inputs
+from jaxrl_post.rewards import math
 from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.rewards.printed import Printed
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
@@ -28,6 +29,7 @@ from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 SOLUTIONS = ("solution", "canonical_solution", "code")  # columns that hold a whole answer
 FORMS = ("{truth}", "#### {truth}", "\\boxed{{{truth}}}", "The answer is {truth}.", "<answer>{truth}</answer>")
 KNOWS = "a program that knows the tests"
+STRICT = "jaxrl_post.rewards.math:strict"
 _RIGHT = 1e-6  # a score this near to 1 is 1
 
 
@@ -146,6 +148,7 @@ def tried(
     forms = [form for form, right in scores if right]
     form = max(forms, key=lambda form: _mean(scores[form, True]), default="")
     right, wrong = (np.array(scores.get((form, is_right), [])) for is_right in (True, False))
+    missed = _missed(prompts, form, drawn) if function == STRICT and not pool.failures else []
     trial = Trial(
         function=function,
         form=form,
@@ -157,7 +160,7 @@ def tried(
         broken=(),
         notes=(),
     )
-    return _judged(trial, every, bool(truths))
+    return _judged(trial, every, bool(truths), missed)
 
 
 def _known(
@@ -206,14 +209,31 @@ def _texts_to_try(
     return found or [("some text", False, text) for text in ("", "some text")]
 
 
+def _missed(prompts: Sequence[Prompt], form: str, drawn: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns a note on gold and sampled texts in which math:strict finds no number, and math:math the right one."""
+    asked = [(prompt, text) for prompt in prompts for text in (gold(prompt).get(form, ""), *drawn.get(prompt.id, ()))]
+    unread = [(prompt, text) for prompt, text in asked if math.strict_number(text) is None]
+    try:
+        missed = [(prompt, text) for prompt, text in unread if math.rules("", text, prompt.truth, {})]
+    except TypeError as error:  # a ground truth that no math grader takes
+        return [str(error)]
+    if not missed:
+        return []
+    prompt, text = missed[0]
+    return [
+        "math:strict finds a number only as '#### 42' in the last 300 characters, without $ and +; math:math finds it in "
+        f"{len(missed)} more of {len(asked)} texts, first in {shown(text)} for {prompt.where or f'prompt {prompt.id!r}'}"
+    ]
+
+
 def _mean(values: Sequence[float]) -> float:
     known = [value for value in values if value == value]
     return sum(known) / len(known) if known else -np.inf
 
 
-def _judged(trial: Trial, every: np.ndarray, needs_truth: bool) -> Trial:
-    """Returns the trial with its alarms. `every`: all scores, of every form."""
-    broken, notes = [], []
+def _judged(trial: Trial, every: np.ndarray, needs_truth: bool, notes: Sequence[str]) -> Trial:
+    """Returns the trial with its alarms. `every`: all scores, of every form. `notes`: further alarms."""
+    broken, notes = [], [*notes]
     known, right, wrong = every[~np.isnan(every)], trial.right, trial.wrong[~np.isnan(trial.wrong)]
     if trial.failures:
         broken.append(f"it fails{trial.failures[0].removeprefix(f'reward function {trial.function!r} fails')}")

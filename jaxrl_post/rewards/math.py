@@ -39,8 +39,8 @@ def strict(data_source: str, solution_str: str, ground_truth: Truth, extra_info:
     in verl as text. So "72.0" and "72." are right for "72" here. As in verl, what follows the number is not read, and
     "#### $1,080", "#### +5" and a number further from the end are not found.
     """
-    found = _STRICT.findall(solution_str[-300:])
-    return float(bool(found) and _same(found[-1].rstrip(".,"), ground_truth))
+    found = strict_number(solution_str)
+    return float(found is not None and _same(found, ground_truth))
 
 
 def flexible(data_source: str, solution_str: str, ground_truth: Truth, extra_info: dict) -> float:
@@ -77,6 +77,12 @@ def rules(data_source: str, solution_str: str, ground_truth: Truth, extra_info: 
 
 
 math.prepare = math_algebra.prepare
+
+
+def strict_number(solution: str) -> str | None:
+    """Returns the number that `strict` compares, or None where its rule finds none."""
+    found = _STRICT.findall(solution[-300:])
+    return (found[-1].rstrip(".,") or None) if found else None
 
 
 def answer(solution: str) -> str | None:
