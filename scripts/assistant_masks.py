@@ -3,7 +3,8 @@
     python scripts/assistant_masks.py FOLDER OUT [TRL_TEMPLATE ...]
 
 FOLDER holds the tokenizer. Without names the templates are those of tests/mask_arms.py, and OUT is what
-tests/goldens/assistant_masks.json holds (written by transformers 5.24.0). Else they are those files of trl's chat_templates.
+tests/goldens/assistant_masks.json holds (written by transformers 5.24.0), with the cuts of completions behind prompts. Else they
+are those files of trl's chat_templates.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ def main(folder: str, out: str, *names: str) -> None:
         name: [masked(words, template, talk) for talk in mask_arms.CONVERSATIONS]
         for name, template in templates.items()
     }
-    text = {"templates": templates} if names else {}
+    text = (
+        {"templates": templates}
+        if names
+        else {"cuts": {name: cuts(words, one) for name, one in mask_arms.HEADS.items()}}
+    )
     Path(out).write_text(json.dumps({"versions": versions, "masks": found, **text}) + "\n")
 
 
@@ -38,6 +43,18 @@ def masked(words, template: str, talk) -> list[list[int]]:
         list(talk), chat_template=template, return_dict=True, return_assistant_tokens_mask=True
     )
     return [made["input_ids"], made["assistant_masks"]]
+
+
+def cuts(words, template: str) -> list[list]:
+    """Returns, for each answer of the conversations, all token ids and how many are of the prompt, by TRL's rule."""
+    found = []
+    for *prompt, answer in mask_arms.answers():
+        told = dict(chat_template=template, return_dict=False)
+        head = words.apply_chat_template(prompt, add_generation_prompt=True, **told)
+        whole = words.apply_chat_template([*prompt, answer], **told)
+        same = [one == other for one, other in zip(head, whole)]  # trl/data_utils.py, common_prefix_length
+        found.append([whole, same.index(False) if False in same else len(same)])
+    return found
 
 
 def trl(name: str) -> str:

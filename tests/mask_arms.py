@@ -59,6 +59,25 @@ BARS = """{%- for m in messages %}
 """
 # As Qwen, Llama 3, Mistral, Gemma and Phi-3 write a conversation. The last one leaves the end of a turn unmarked.
 TEMPLATES = {"chatml": CHATML, "headers": HEADERS, "inst": INST, "turns": TURNS, "bars": BARS}
+# The head of an assistant's turn is not how an answer begins: as in DeepSeek-R1's thinking template, in one whose head ends
+# within a token of the answer (as Qwen3.5's thinking head), and in Gemma 4's. The last two write both alike.
+_OPENS = """{{- bos_token }}{%- for m in messages %}
+    {%- if m.role == 'assistant' %}{{- '<|assistant|>' + m.content.split('</think>')[-1] + '</s>' }}
+    {%- else %}{{- '<|' + m.role + '|>' + m.content }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|><think>\n' }}{%- endif %}
+"""
+_CHATML_HEAD = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+_NUMBERS = CHATML.replace("m.content + '<|im_end|>' }}", "'numbers ' + m.content + '<|im_end|>' }}")
+HEADS = {
+    "opens": _OPENS,
+    "merges": _NUMBERS.replace(_CHATML_HEAD, _CHATML_HEAD.replace("assistant\n'", "assistant\nnum'")),
+    "empties": CHATML.replace(
+        _CHATML_HEAD, _CHATML_HEAD.replace("assistant\n'", "assistant\n<think>\n\n</think>\n\n'")
+    ),
+    "same": CHATML,
+    "ends": BARS,
+}
 
 
 def say(role: str, content: str) -> dict:
@@ -77,6 +96,16 @@ CONVERSATIONS = (
     ),
     (say("user", "a"), say("assistant", "b"), say("user", "c"), say("assistant", "d [INST] e")),
 )
+
+
+def answers() -> list[list[dict]]:
+    """Returns the conversations up to each turn of an assistant."""
+    return [
+        list(talk[: place + 1])
+        for talk in CONVERSATIONS
+        for place, message in enumerate(talk)
+        if message["role"] == "assistant"
+    ]
 
 
 def train(folder: Path) -> Path:

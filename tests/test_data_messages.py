@@ -55,12 +55,9 @@ def test_tools_and_arguments_of_a_row_reach_the_template_in_every_use(chat):
             {"prompt": [ASK], "solution": "5"},
         ):
             one = supervised.row("F, line 1", row | told, Columns(format="trl"))
-            if "messages" in row or "completion" in row:
-                with pytest.raises(ValueError, match="writes the prompt in another way when an answer follows"):
-                    supervised.tokenised([one], WORDS, **fits)
-            one |= {"arguments": {"tools": one["arguments"]["tools"]}}
             found, taught = supervised.tokenised([one], WORDS, **fits)
-            assert WORDS.decode(found[0].tokens.tolist(), False) == wanted[:-1]
+            cut = "solution" not in row  # the head's "-" is not written in front of a message
+            assert WORDS.decode(found[0].tokens.tolist(), False) == (wanted[:-1] if cut else wanted)
             assert WORDS.decode(taught[found[0].id], False) == "5~"
         pair = {"prompt": [ASK], "chosen": [SAY], "rejected": [SAY | {"content": "6"}], "tools": told["tools"]}
         found, pairs = preferences.tokenised([preferences.row("F, line 1", pair, Columns())], WORDS, **fits)

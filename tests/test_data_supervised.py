@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+import mask_arms
 import pytest
 
-from jaxrl_post.data import supervised
+from jaxrl_post.data import preferences, supervised, tokenizer
 from jaxrl_post.data.chat import Chat
 from jaxrl_post.data.columns import Columns
 from jaxrl_post.data.tokenizer import characters
@@ -131,6 +132,68 @@ def test_a_template_without_an_end_token_gets_one_and_one_that_goes_on_is_refuse
             with pytest.raises(ValueError, match="line 1 .*: the chat template ends the answer and goes on writing"):
                 both(written(tmp_path, row), template=chat)
         chat.close()
+
+
+@pytest.mark.parametrize("name", mask_arms.HEADS)
+def test_an_answer_begins_where_its_tokens_leave_the_prompt_as_in_trl(name, tmp_path):
+    """Tokens and cuts are those of transformers and TRL (scripts/assistant_masks.py)."""
+    words = tokenizer.load(mask_arms.train(tmp_path))
+    chat, left = Chat(template=mask_arms.HEADS[name], tokens=mask_arms.TOKENS, file="words/t.jinja"), {}
+    rows = [{"messages": talk} for talk in mask_arms.answers()]
+    read = [supervised.row(f"f, line {number}", row, Columns()) for number, row in enumerate(rows)]
+    fits = dict(chat=chat, limit=200, most=200, where="f")
+    prompts, taught = supervised.tokenised(read, words, **fits, left=left)
+    for prompt, (whole, cut) in zip(prompts, json.loads(mask_arms.GOLDENS.read_text())["cuts"][name], strict=True):
+        answer = taught[prompt.id]
+        assert prompt.tokens.tolist() == whole[:cut] and [*whole[:cut], *answer] in (
+            whole[: cut + len(answer)],
+            [*whole, 1],
+        )
+    (pair,), sides = preferences.tokenised(
+        [preferences.row("f, line 1", _pair(mask_arms.answers()[0]), Columns())], words, **fits
+    )
+    assert pair.tokens.tolist() == prompts[0].tokens.tolist() and sides[pair.id][0] == taught[prompts[0].id]
+    wanted = {"opens": "<think>\n", "merges": "um", "empties": "<think>\n\n</think>\n\n"}.get(name)
+    assert set(left.values()) == ({wanted} if wanted else set()), left
+    said = supervised.said_of(left, "data.train", "f", len(rows), chat)
+    assert len(said) == bool(wanted) and all("in 5 of 5 rows" in line and "words/t.jinja" in line for line in said)
+    chat.close()
+
+
+def _pair(talk):
+    *prompt, answer = talk
+    return {"prompt": prompt, "chosen": [answer], "rejected": [answer | {"content": "No."}]}
+
+
+@pytest.mark.parametrize(
+    "template, why",
+    [
+        # the date of a system message only where nothing follows; another head in front of the messages
+        ("{{ messages | length }}" + TEMPLATE, "when an answer follows: at character 0 it writes '1<user>a"),
+        (
+            "{% if add_generation_prompt %}g{% endif %}" + TEMPLATE,
+            "when the head of an assistant's turn follows: at character 0 it writes '<user>a",
+        ),
+    ],
+)
+def test_a_template_that_writes_messages_in_another_way_is_refused_by_name_and_place(tmp_path, template, why):
+    chat = Chat(template=template, file="words/t.jinja")
+    row = {"messages": [say("user", "a" * 60), say("assistant", "b")]}
+    with pytest.raises(
+        ValueError, match="line 1 .*: the chat template words/t.jinja writes the prompt in another"
+    ) as caught:
+        both(written(tmp_path, row), template=chat)
+    assert why in str(caught.value) and "make the text of a message depend on no later one" in str(caught.value)
+    chat.close()
+
+
+def test_a_prompt_of_another_end_obeys_the_limit(tmp_path):
+    chat = Chat(template=TEMPLATE.replace("<assistant>{% endif", "<assistant>?{% endif"))
+    row = {"messages": [say("user", "a" * 30), say("assistant", "b")]}
+    assert both(written(tmp_path, row), template=chat)[0] == [(ids(f"<user>{'a' * 30}!\n<assistant>"), ids("b!"))]
+    with pytest.raises(ValueError, match="line 1 .*: the prompt has 49 tokens; it may have 48"):
+        both(written(tmp_path, row), template=chat, limit=48)
+    chat.close()
 
 
 @pytest.mark.parametrize(

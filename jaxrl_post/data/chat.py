@@ -183,7 +183,8 @@ class Chat:
     """A template and the special tokens it may name.
 
     `tool_template`: stands for it where tools are given; empty: there is none. `now`: what `strftime_now` says; None: the
-    clock. `arguments`: what the template may read beside messages, by name; `tools` are JSON schemas of functions.
+    clock. `arguments`: what the template may read beside messages, by name; `tools` are JSON schemas of functions. `file`:
+    where it stands, for errors.
     """
 
     template: str
@@ -191,6 +192,7 @@ class Chat:
     tokens: Mapping[str, str] = field(default_factory=dict)
     now: datetime.datetime | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    file: str = field(default="", compare=False)
     _process: _Process = field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
@@ -278,7 +280,10 @@ def load(folder: str | Path, *, now: str = "", arguments: Mapping[str, Any] = Ma
             raise ValueError(f"{settings}: chat_template must be a text, got {shown(one)}")
     tokens = {name: _token(settings, name, config[name]) for name in _SPECIAL if config.get(name)}
     when = datetime.datetime.fromisoformat(now) if now else None
-    return Chat(template=template, tool_template=tool_template, tokens=tokens, now=when, arguments=arguments)
+    where = str(file if file.is_file() else settings)
+    return Chat(
+        template=template, tool_template=tool_template, tokens=tokens, now=when, arguments=arguments, file=where
+    )
 
 
 def _named(settings: Path, templates: list) -> tuple[Any, Any]:

@@ -95,7 +95,14 @@ def _split(where: str, given: Mapping) -> dict:
 
 
 def tokenised(
-    rows: Sequence[Mapping], words: Tokenizer, *, chat: Chat | None, limit: int, most: int, where: str
+    rows: Sequence[Mapping],
+    words: Tokenizer,
+    *,
+    chat: Chat | None,
+    limit: int,
+    most: int,
+    where: str,
+    left: dict[str, str] | None = None,
 ) -> tuple[tuple[Prompt, ...], dict[str, tuple[list[int], list[int]]]]:
     """Returns the prompts, as prompts.tokenised does, and the tokens of both completions, by prompt id.
 
@@ -103,17 +110,27 @@ def tokenised(
       limit: most tokens of a prompt.
       most: most tokens of a completion with its end token.
       where: what the rows are called in an error.
+      left: as in supervised.tokenised. Both completions begin where the first of them differs from the prompt.
 
     Raises:
       ValueError: a completion that is empty, too long or cannot be cut from its prompt, with file and line.
     """
-    pairs = {}
+    begun, pairs = [], {}
     for one in rows:
-        sides = []
-        for side, said in zip(SIDES, one["pair"], strict=True):
-            place = f"{one['where']} (id {shown(one['id'])}), column {side!r}"
-            tokens = supervised.answered(place, one, said, words, chat, limit + most)
-            supervised.check(place, one["id"], tokens, words, most, where)
-            sides.append(tokens)
+        place = f"{one['where']} (id {shown(one['id'])})"
+        places = [f"{place}, column {side!r}" for side in SIDES]
+        both = [
+            supervised.answered(side, one, said, words, chat, limit + most)
+            for side, said in zip(places, one["pair"], strict=True)
+        ]
+        same = supervised.common(both[0].shown, both[1].shown)
+        sides = [found.shown[same:] + found.tokens for found in both]
+        for side, tokens in zip(places, sides, strict=True):
+            supervised.check(side, one["id"], tokens, words, most, where)
         pairs[one["id"]] = (sides[0], sides[1])
-    return prompts.tokenised(rows, words, chat=chat, limit=limit, where=where), pairs
+        ends = [found.left for found in both if found.left]
+        if ends:
+            one = {**one, "tokens": supervised.fitting(place, both[0].shown[:same], limit)}
+            (left if left is not None else {})[one["id"]] = max(ends, key=len)
+        begun.append(one)
+    return prompts.tokenised(begun, words, chat=chat, limit=limit, where=where), pairs

@@ -8,8 +8,10 @@ A row is read as the first of these that it has:
 - `solution` beside a prompt, else the prompt's ground truth.
 
 Every answer is closed by an end token. In a chat template it ends with the template's own end token: what the template
-writes behind it is not trained on, because a policy never writes there. Where TRL's tokens differ from this in any other
-way, the row is refused. Refused too: an answer that is empty behind the template, and rows of preferences.
+writes behind it is not trained on, because a policy never writes there. A template may write the head of an assistant's turn
+in another way when an answer follows. Then training begins at the first token that differs, as in TRL, and the rest of the
+head is left out. Refused: a template that writes the messages themselves in another way, an answer that is empty behind the
+template, and rows of preferences.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrl_post.data import files, messages, prompts
 from jaxrl_post.data.chat import Chat, text_of
@@ -28,6 +30,7 @@ from jaxrl_post.json_text import shown
 from jaxrl_post.types import Prompt
 
 _ROLE = "assistant"
+_NEAR = 40  # characters around a difference
 _WHOLE = "whole conversation"
 
 
@@ -163,7 +166,14 @@ def questions(rows: Sequence[Mapping]) -> list[dict]:
 
 
 def tokenised(
-    rows: Sequence[Mapping], words: Tokenizer, *, chat: Chat | None, limit: int, most: int, where: str
+    rows: Sequence[Mapping],
+    words: Tokenizer,
+    *,
+    chat: Chat | None,
+    limit: int,
+    most: int,
+    where: str,
+    left: dict[str, str] | None = None,
 ) -> tuple[tuple[Prompt, ...], dict[str, list[int]]]:
     """Returns the prompts, as prompts.tokenised does, and the tokens that are trained on, by prompt id.
 
@@ -171,6 +181,7 @@ def tokenised(
       limit: most tokens of a prompt.
       most: most tokens of a demonstration with its end token.
       where: what the rows are called in an error.
+      left: gets, by prompt id, the end of a prompt that is left out (Answered.left).
 
     Raises:
       ValueError: a demonstration that is empty, too long or cannot be cut from its prompt, with file and line.
@@ -183,37 +194,98 @@ def tokenised(
             one = {**one, "tokens": ids[:1]}
             taught[one["id"]] = ids[1:]
         else:
-            taught[one["id"]] = answered(place, one, one["demonstration"], words, chat, limit + most)
+            found = answered(place, one, one["demonstration"], words, chat, limit + most)
+            taught[one["id"]] = found.tokens
+            if found.left:
+                one = {**one, "tokens": fitting(place, found.shown, limit)}
+                (left if left is not None else {})[one["id"]] = found.left
         check(place, one["id"], taught[one["id"]], words, most, where)
         begun.append(one)
     return prompts.tokenised(begun, words, chat=chat, limit=limit, where=where), taught
 
 
-def answered(place: str, row: Mapping, answer: str | dict, words: Tokenizer, chat: Chat | None, most: int) -> list:
-    """Returns the tokens of an answer behind its row's prompt, with an end token."""
+class Answered(NamedTuple):
+    """An answer behind its prompt.
+
+    `tokens`: of the answer, with an end token. `shown`: of the prompt, empty where they are its own. `left`: the text of the
+    prompt's last tokens that are left out, because the chat template writes them in another way when an answer follows.
+    """
+
+    tokens: list[int]
+    shown: list[int]
+    left: str = ""
+
+
+def answered(place: str, row: Mapping, answer: str | dict, words: Tokenizer, chat: Chat | None, most: int) -> Answered:
+    """Returns the tokens of an answer behind its row's prompt."""
     prompt = row["prompt"]
     if isinstance(answer, str) and not isinstance(prompt, str):  # a ground truth behind messages
-        return _ended(_encoded(place, answer, words, most, special=False), words)
+        return Answered(_ended(_encoded(place, answer, words, most, special=False), words), [])
     if isinstance(answer, str):
         shown_ids = _encoded(place, prompt, words, most)
-        return _ended(_behind(place, shown_ids, _encoded(place, prompt + answer, words, most)), words)
+        behind = _behind(place, shown_ids, _encoded(place, prompt + answer, words, most))
+        return Answered(_ended(behind, words), shown_ids)
     if chat is None:
         raise ValueError(
             f"{place}: the answer is a message, but the tokenizer has no chat template; add chat_template.jinja beside it, "
             "or give prompt and completion as texts"
         )
     try:
-        head = prompts.rendered(chat, row)
-        whole = chat.render(_whole(row, answer), generation=False, arguments=row.get("arguments", {}))
+        head, arguments = prompts.rendered(chat, row), row.get("arguments", {})
+        whole = chat.render(_whole(row, answer), generation=False, arguments=arguments)
+        if not whole.startswith(head):
+            _check_messages(chat, chat.render(prompt, generation=False, arguments=arguments), head, whole)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
-    if not whole.startswith(head):
+    head_ids, ids = (_encoded(place, text, words, most, special=False) for text in (head, whole))
+    same = common(head_ids, ids)
+    left = words.decode(head_ids[same:], skip_special=False, before=head_ids[:same])
+    return Answered(_closed(place, ids[same:], words), head_ids[:same], left)
+
+
+def common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Returns how many first tokens or characters are equal."""
+    return next((place for place, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other)))
+
+
+def _check_messages(chat: Chat, bare: str, head: str, whole: str) -> None:
+    """Refuses a template that writes the messages of a prompt in another way when an answer follows.
+
+    `bare`: the text of the prompt without the head of an assistant's turn. `head`: with it. `whole`: with the answer.
+    """
+    for other in (head, whole):
+        if not bare or not other.startswith(bare):
+            same = common(bare, other)
+            begin = max(same - _NEAR // 2, 0)
+            sides = [shown(one[begin : same + _NEAR]) for one in (bare, other)]
+            when = "the head of an assistant's turn" if other is head else "an answer"
+            raise ValueError(
+                f"the chat template{f' {chat.file}' if chat.file else ''} writes the prompt in another way when {when} follows: "
+                f"at character {same} it writes {sides[0]} without and {sides[1]} with it, so that what would be trained on "
+                "cannot be cut from the prompt; make the text of a message depend on no later one, or give prompt and "
+                "completion as texts"
+            )
+
+
+def fitting(place: str, ids: list[int], limit: int) -> list[int]:
+    """Returns the tokens of a prompt. Refuses more than `limit`."""
+    if len(ids) > limit:
         raise ValueError(
-            f"{place}: the chat template writes the prompt in another way when an answer follows: what would be trained on "
-            "cannot be cut from it"
+            f"{place}: the prompt has {len(ids)} tokens; it may have {limit} (engine.max_length - sampling.max_tokens)"
         )
-    shown_ids = _encoded(place, head, words, most, special=False)
-    return _closed(place, _behind(place, shown_ids, _encoded(place, whole, words, most, special=False)), words)
+    return ids
+
+
+def said_of(left: Mapping[str, str], option: str, source: str, rows: int, chat: Chat | None) -> tuple[str, ...]:
+    """Returns a line on prompts whose end is left out, or none. `left`: their ends."""
+    if not left or chat is None:
+        return ()
+    return (
+        f"{option}={source}: in {len(left)} of {rows} rows the prompt ends in other tokens when an answer follows"
+        f"{f' (chat template {chat.file})' if chat.file else ''}: {shown(next(iter(left.values())))} stands before a rollout "
+        "and is left out before what is trained on, which begins at the first token that differs, as in TRL; to train what "
+        "is sampled, let the template write both alike, or set data.chat_template_kwargs so that it does",
+    )
 
 
 def _whole(row: Mapping, answer: Mapping) -> list[Mapping]:

@@ -214,7 +214,9 @@ def _written(
 def _answers(config: Config, wanted: Wanted, words: tokenizer.Tokenizer, handed: Handed, fits: dict[str, Any]) -> Found:
     """Returns rows of which one answer is trained on."""
     rows, notes = _read(config, wanted, handed, supervised.row)
-    found, taught = supervised.tokenised(rows, words, **fits)
+    left: dict[str, str] = {}
+    found, taught = supervised.tokenised(rows, words, **fits, left=left)
+    notes += supervised.said_of(left, wanted.option, wanted.source, len(rows), fits["chat"])
     return Found(prompts=found, taught=taught, notes=notes)
 
 
@@ -256,7 +258,9 @@ def _pairs(config: Config, wanted: Wanted, words: tokenizer.Tokenizer, handed: H
         rows, notes = _read(config, wanted, handed, preferences.row)
     if config.algorithm.trains_reward_model:
         preferences.check_margins(rows)
-    found, pairs = preferences.tokenised(rows, words, **fits)
+    left: dict[str, str] = {}
+    found, pairs = preferences.tokenised(rows, words, **fits, left=left)
+    notes += supervised.said_of(left, wanted.option, wanted.source, len(rows), fits["chat"])
     return Found(prompts=found, pairs=pairs, notes=notes)
 
 

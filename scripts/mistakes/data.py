@@ -30,7 +30,7 @@ SUPERVISED = (
 )
 TURN = "{% for m in messages %}{{ '=' if m.role == 'assistant' else '+' }}{{ m.content }}<eos>{% endfor %}"
 TEMPLATE = TURN + "{% if add_generation_prompt %}={% endif %}"
-OTHER = TURN + "{% if add_generation_prompt %}#{% endif %}"
+OTHER = "{% if messages | length > 1 %}+{% endif %}" + TEMPLATE
 SILENT = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
 REWARDS = """
 def by_level(completions, level): return [1.0 for _ in completions]
@@ -248,8 +248,8 @@ DEMONSTRATIONS = [
         "an answer of null", r"line 2 .*the demonstration is empty", {"messages": talk("1=", None)}, template=TEMPLATE
     ),
     supervised(
-        "a template that begins an answer in another way than it writes one",
-        r"line 2 .*the chat template writes the prompt in another way when an answer follows",
+        "a template that writes a prompt in another way when an answer follows",
+        r"line 2 .*the chat template \S*chat_template.jinja writes the prompt in another way .*: at character 1 it",
         {"messages": talk("1=", "1")},
         template=OTHER,
     ),
