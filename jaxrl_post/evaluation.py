@@ -128,7 +128,7 @@ def evaluate(
         if engine.pending == 0:
             raise RuntimeError(
                 f"evaluation: the engine is idle with {len(requests) - len(finished)} of "
-                f"{len(requests)} answers missing"
+                f"{len(requests)} rollouts missing"
             )
         for rollout in engine.step():
             rewards.start(rollout)
@@ -140,7 +140,7 @@ def evaluate(
     )
     if not any(group.scored.any() for group in found.sampled):
         raise NoScores(
-            f"evaluation: none of {len(requests)} answers could be scored: the graders failed, twice each, "
+            f"evaluation: none of {len(requests)} rollouts could be scored: the graders failed, twice each, "
             "as the warnings above say"
         )
     return found

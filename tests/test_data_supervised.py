@@ -117,7 +117,7 @@ def test_the_solution_and_the_ground_truth_stay(tmp_path):
 
 def test_tokens_are_those_of_prompt_and_answer_together(tmp_path):
     assert both(written(tmp_path, {"prompt": "x", "completion": "ab"}), Merging())[0] == [([1, ord("x")], [200, 0])]
-    with pytest.raises(ValueError, match=r"f.jsonl, line 1 .*: a token reaches from the prompt into the answer"):
+    with pytest.raises(ValueError, match=r"f.jsonl, line 1 .*: a token reaches from the prompt into the completion"):
         both(written(tmp_path, {"prompt": "xa", "completion": "b"}), Merging())
 
 
@@ -129,7 +129,7 @@ def test_a_template_without_an_end_token_gets_one_and_one_that_goes_on_is_refuse
         if answer:
             assert both(written(tmp_path, row), template=chat)[0] == [(ids("<user>a<assistant>"), ids(answer))]
         else:
-            with pytest.raises(ValueError, match="line 1 .*: the chat template ends the answer and goes on writing"):
+            with pytest.raises(ValueError, match="line 1 .*: the chat template ends the completion and goes on writing"):
                 both(written(tmp_path, row), template=chat)
         chat.close()
 
@@ -169,7 +169,7 @@ def _pair(talk):
     "template, why",
     [
         # the date of a system message only where nothing follows; another head in front of the messages
-        ("{{ messages | length }}" + TEMPLATE, "when an answer follows: at character 0 it writes '1<user>a"),
+        ("{{ messages | length }}" + TEMPLATE, "when a completion follows: at character 0 it writes '1<user>a"),
         (
             "{% if add_generation_prompt %}g{% endif %}" + TEMPLATE,
             "when the head of an assistant's turn follows: at character 0 it writes '<user>a",
@@ -218,7 +218,7 @@ def test_a_prompt_of_another_end_obeys_the_limit(tmp_path):
             {"messages": [say("user", "a")]},
             "line 2, column 'messages': its last message is of 'user', not of 'assistant'",
         ),
-        ({"messages": [say("assistant", "a")]}, "holds an answer and nothing that it answers"),
+        ({"messages": [say("assistant", "a")]}, "holds a completion and no prompt"),
         ({"messages": "a"}, "column 'messages': must be a list of messages, got 'a'"),
         ({"messages": []}, "must be a list of messages"),
         ({"prompt": "1", "completion": [say("assistant", "a")]}, "is a message, but the prompt is a text"),
@@ -251,5 +251,5 @@ def test_text_takes_no_template_and_asks_nothing(tmp_path):
 
 def test_messages_need_a_template(tmp_path):
     path = written(tmp_path, {"messages": [say("user", "a"), say("assistant", "b")]})
-    with pytest.raises(ValueError, match="line 1 .*: the answer is a message, but the tokenizer has no chat template"):
+    with pytest.raises(ValueError, match="line 1 .*: the completion is a message, but the tokenizer has no chat template"):
         both(path)

@@ -58,7 +58,7 @@ def test_an_engine_that_runs_dry_is_an_error():
         def submit(self, requests):
             super().submit(requests[1:])
 
-    with pytest.raises(RuntimeError, match="idle with 1 of 30 answers missing"):
+    with pytest.raises(RuntimeError, match="idle with 1 of 30 rollouts missing"):
         go(Losing())
     with pytest.raises(ValueError, match="at least one prompt, got 0"):
         evaluate(ToyEngine(), ToyRewards(None), [], samples=1, run_seed=0, sampling=SAMPLING, max_tokens=1, replicas=1)

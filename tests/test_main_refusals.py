@@ -75,7 +75,7 @@ def test_flags():
             "--config.sampling.stop_ids=[99]",
             "sampling.stop_ids: 99 is no token of the tokenizer; the nearest valid value is",
         ),
-        ("--config.sampling.stop_ids=[1,2,3,4,5,6,7,8,9]", "at most 8 can end an answer"),
+        ("--config.sampling.stop_ids=[1,2,3,4,5,6,7,8,9]", "at most 8 can end a rollout"),
         ("--config.data.train=/nowhere.jsonl", "there is no file /nowhere.jsonl"),
         ("--config.eval.data=", "name a file of held-out prompts, or set eval.prompts=0"),
         ("--config.eval.data=HERE/train.jsonl", "share 6 prompts, the first is '0+0'"),
@@ -171,7 +171,7 @@ def test_graders_that_fail_on_everything_end_the_first_round(here, capsys):
         folder = here / name
         assert go(here, f"--run-dir={folder}", *flags, *more) == 1
         said = capsys.readouterr().err
-        assert said.startswith("error: ") and said.count("\n") == 1 and f"{words} answers could be scored" in said
+        assert said.startswith("error: ") and said.count("\n") == 1 and f"{words} rollouts could be scored" in said
         assert not (folder / "policy").exists()
     # mended, the run goes on where it was: what failed is asked again
     (here / "broken.py").write_text(

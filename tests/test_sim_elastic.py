@@ -51,7 +51,7 @@ def test_what_it_refuses():
     with pytest.raises(ValueError, match=r"Layout\(replicas=4, tensor=1\) was asked for, there are"):
         engine.relayout(Layout(4, 1))
     engine.submit([sim_arms.request(0)])
-    with pytest.raises(ValueError, match="1 answers are on their way"):
+    with pytest.raises(ValueError, match="1 rollouts are running"):
         engine.relayout(FEW)
     with pytest.raises(ValueError, match="it has 2 replicas"):
         sim_arms.engine(replicas=2).relayout(FEW)

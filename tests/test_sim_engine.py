@@ -156,7 +156,7 @@ def test_what_waits_takes_a_slot_at_the_clock_at_which_one_is_free():
     "wrong, sentence",
     [
         (dict(replica=3), "wants replica 3 of 1"),
-        (dict(cap=20), "may have 20 tokens, but answers of this workload have up to 40"),
+        (dict(cap=20), "may have 20 tokens, but rollouts of this workload have up to 40"),
     ],
 )
 def test_bad_requests_are_refused_whole(wrong, sentence):

@@ -269,7 +269,7 @@ def test_an_answer_that_does_not_begin_with_what_is_there_is_refused():
     prefix = lab.with_guesses(ASKED[0], [1, 2, 4]).prefix
     asked = dataclasses.replace(ASKED[0], prefix=prefix, prefix_mode="recompute", max_tokens=20)
     twin = twin_of(real, lambda request, version: Known(np.array([1, 2, 5, 6], np.int32)))
-    with pytest.raises(ValueError, match="its 3 tokens are not the beginning of the answer that is known, of 4 tokens"):
+    with pytest.raises(ValueError, match="its 3 tokens are not the beginning of the known rollout, of 4 tokens"):
         twin.run([asked])
 
 

@@ -299,7 +299,7 @@ UNSCORED = Group(prompt=GROUPS[0].prompt, rollouts=GROUPS[0].rollouts, rewards=[
 def test_a_first_round_without_a_score_is_refused():
     first = FirstScores(3)
     first.scored(UNSCORED), first.scored(UNSCORED)
-    with pytest.raises(NoScores, match="none of the first 3 groups' 6 answers could be scored"):
+    with pytest.raises(NoScores, match="none of the first 3 groups' 6 rollouts could be scored"):
         first.scored(UNSCORED)
 
 

@@ -47,7 +47,7 @@ class Overlong:
             return ids
         if self.mode == REFUSE or not (ids or long):
             raise ValueError(
-                f"the prompt has {len(ids)} tokens; it must have 1 to {limit}, so that the answer fits behind it "
+                f"the prompt has {len(ids)} tokens; it must have 1 to {limit}, so that a rollout fits behind it "
                 "(engine.max_length - sampling.max_tokens); data.overlong says whether such prompts are refused, dropped or cut"
             )
         self.places.append(place)

@@ -120,7 +120,7 @@ def tokenised(
         place = f"{one['where']} (id {shown(one['id'])})"
         places = [f"{place}, column {side!r}" for side in SIDES]
         both = [
-            supervised.answered(side, one, said, words, chat, limit + most)
+            supervised.completed(side, one, said, words, chat, limit + most)
             for side, said in zip(places, one["pair"], strict=True)
         ]
         same = supervised.common(both[0].shown, both[1].shown)

@@ -31,7 +31,7 @@ def graded(words: Tokenizer, ends: Sequence[int], *, skip: bool) -> Decode:
 
 
 def hidden(words: Tokenizer, prompt: Sequence[int]) -> list[str]:
-    """Returns the special tokens that open and close a part of an answer, such as <think>, opening ones alone.
+    """Returns the special tokens that open and close a part of a rollout, such as <think>, opening ones alone.
 
     `prompt`: ids of a prompt. Tags that it opens and closes are those of the template.
     """

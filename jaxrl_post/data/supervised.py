@@ -2,16 +2,16 @@
 
 A row is read as the first of these that it has:
 
-- `completion` beside a prompt: two texts, or messages. The answer is trained on.
+- `completion` beside a prompt: two texts, or messages. The completion is trained on.
 - `messages`: the last message, of the assistant, is trained on. All others are shown.
 - `text` without a prompt: every token but the first, which nothing comes before.
 - `solution` beside a prompt, else the prompt's ground truth.
 
-Every answer is closed by an end token. In a chat template it ends with the template's own end token: what the template
+Every completion is closed by an end token. In a chat template it ends with the template's own end token: what the template
 writes behind it is not trained on, because a policy never writes there. A template may write the head of an assistant's turn
-in another way when an answer follows. Then training begins at the first token that differs, as in TRL, and the rest of the
-head is left out. Refused: a template that writes the messages themselves in another way, an answer that is empty behind the
-template, and rows of preferences.
+in another way when a completion follows. Then training begins at the first token that differs, as in TRL, and the rest of the
+head is left out. Refused: a template that writes the messages themselves in another way, a completion that is empty behind
+the template, and rows of preferences.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def row(where: str, given: Any, columns: Columns) -> dict:
     name, said = columns.first(given, "completion")
     if name:
         out = columns.row(where, given)
-        return _answered(out, completion(f"data: {where}, column {name!r}", said, out["prompt"]))
+        return _with_truth(out, completion(f"data: {where}, column {name!r}", said, out["prompt"]))
     if "messages" in given:
         return _conversation(where, given, columns)
     asked, _ = columns.first(given, "prompt")
@@ -82,13 +82,13 @@ def refuse_preferences(where: str, given: Mapping) -> None:
     if both or labelled:
         names = " and ".join(map(repr, both)) if both else "'completion' and a 'label' of true or false"
         raise ValueError(
-            f"data: {where}: is a row of preferences, with {names}: supervised training learns every row's answer; write "
-            "rows of prompt and completion with the answers to be learnt"
+            f"data: {where}: is a row of preferences, with {names}: supervised training learns every row's completion; "
+            "write rows of prompt and completion with those to be learnt"
         )
 
 
 def completion(where: str, said: Any, prompt: str | list) -> str | dict:
-    """Returns the answer to a prompt: a text behind a text, an assistant's message behind messages."""
+    """Returns the completion of a prompt: a text behind a text, an assistant's message behind messages."""
     said = messages.read(where, said)
     if isinstance(said, list):
         if len(said) != 1 or not isinstance(said[0], dict) or said[0].get("role") != _ROLE:
@@ -108,14 +108,14 @@ def _conversation(where: str, given: dict, columns: Columns) -> dict:
     whole, place = talk(where, given["messages"]), f"data: {where}, column 'messages'"
     if whole[-1]["role"] != _ROLE:
         raise ValueError(
-            f"{place}: its last message is of {shown(whole[-1]['role'])}, not of 'assistant': nothing answers it"
+            f"{place}: its last message is of {shown(whole[-1]['role'])}, not of 'assistant': it has no completion"
         )
     if len(whole) == 1:
-        raise ValueError(f"{place}: holds an answer and nothing that it answers")
+        raise ValueError(f"{place}: holds a completion and no prompt")
     own = dataclasses.replace(columns, named={**columns.named, "prompt": "messages"})
     out = own.row(where, given | {"messages": whole[:-1], _WHOLE: whole})  # so the row's hash is of all of it
     extra = {name: value for name, value in out["extra"].items() if name != _WHOLE} | {"messages": whole}
-    return _answered(out | {"extra": extra, "continues": False}, whole[-1])
+    return _with_truth(out | {"extra": extra, "continues": False}, whole[-1])
 
 
 def talk(where: str, given: Any) -> list[dict]:
@@ -142,7 +142,7 @@ def _text(where: str, given: dict, columns: Columns) -> dict:
     return own.row(where, given) | {"demonstration": None}
 
 
-def _answered(out: dict, demonstration: str | dict) -> dict:
+def _with_truth(out: dict, demonstration: str | dict) -> dict:
     """Returns a row with its demonstration, which is the ground truth where the row has no other."""
     said = demonstration if isinstance(demonstration, str) else text_of(demonstration.get("content"))
     if out.get("lacks") and said.strip():
@@ -181,7 +181,7 @@ def tokenised(
       limit: most tokens of a prompt.
       most: most tokens of a demonstration with its end token.
       where: what the rows are called in an error.
-      left: gets, by prompt id, the end of a prompt that is left out (Answered.left).
+      left: gets, by prompt id, the end of a prompt that is left out (Completed.left).
 
     Raises:
       ValueError: a demonstration that is empty, too long or cannot be cut from its prompt, with file and line.
@@ -194,7 +194,7 @@ def tokenised(
             one = {**one, "tokens": ids[:1]}
             taught[one["id"]] = ids[1:]
         else:
-            found = answered(place, one, one["demonstration"], words, chat, limit + most)
+            found = completed(place, one, one["demonstration"], words, chat, limit + most)
             taught[one["id"]] = found.tokens
             if found.left:
                 one = {**one, "tokens": fitting(place, found.shown, limit)}
@@ -204,11 +204,11 @@ def tokenised(
     return prompts.tokenised(begun, words, chat=chat, limit=limit, where=where), taught
 
 
-class Answered(NamedTuple):
-    """An answer behind its prompt.
+class Completed(NamedTuple):
+    """A completion behind its prompt.
 
-    `tokens`: of the answer, with an end token. `shown`: of the prompt, empty where they are its own. `left`: the text of the
-    prompt's last tokens that are left out, because the chat template writes them in another way when an answer follows.
+    `tokens`: of the completion, with an end token. `shown`: of the prompt, empty where they are its own. `left`: the text of the
+    prompt's last tokens that are left out, because the chat template writes them in another way when a completion follows.
     """
 
     tokens: list[int]
@@ -216,23 +216,23 @@ class Answered(NamedTuple):
     left: str = ""
 
 
-def answered(place: str, row: Mapping, answer: str | dict, words: Tokenizer, chat: Chat | None, most: int) -> Answered:
-    """Returns the tokens of an answer behind its row's prompt."""
+def completed(place: str, row: Mapping, said: str | dict, words: Tokenizer, chat: Chat | None, most: int) -> Completed:
+    """Returns the tokens of a completion behind its row's prompt."""
     prompt = row["prompt"]
-    if isinstance(answer, str) and not isinstance(prompt, str):  # a ground truth behind messages
-        return Answered(_ended(_encoded(place, answer, words, most, special=False), words), [])
-    if isinstance(answer, str):
+    if isinstance(said, str) and not isinstance(prompt, str):  # a ground truth behind messages
+        return Completed(_ended(_encoded(place, said, words, most, special=False), words), [])
+    if isinstance(said, str):
         shown_ids = _encoded(place, prompt, words, most)
-        behind = _behind(place, shown_ids, _encoded(place, prompt + answer, words, most))
-        return Answered(_ended(behind, words), shown_ids)
+        behind = _behind(place, shown_ids, _encoded(place, prompt + said, words, most))
+        return Completed(_ended(behind, words), shown_ids)
     if chat is None:
         raise ValueError(
-            f"{place}: the answer is a message, but the tokenizer has no chat template; add chat_template.jinja beside it, "
+            f"{place}: the completion is a message, but the tokenizer has no chat template; add chat_template.jinja beside it, "
             "or give prompt and completion as texts"
         )
     try:
         head, arguments = prompts.rendered(chat, row), row.get("arguments", {})
-        whole = chat.render(_whole(row, answer), generation=False, arguments=arguments)
+        whole = chat.render(_whole(row, said), generation=False, arguments=arguments)
         if not whole.startswith(head):
             _check_messages(chat, chat.render(prompt, generation=False, arguments=arguments), head, whole)
     except ValueError as error:
@@ -240,7 +240,7 @@ def answered(place: str, row: Mapping, answer: str | dict, words: Tokenizer, cha
     head_ids, ids = (_encoded(place, text, words, most, special=False) for text in (head, whole))
     same = common(head_ids, ids)
     left = words.decode(head_ids[same:], skip_special=False, before=head_ids[:same])
-    return Answered(_closed(place, ids[same:], words), head_ids[:same], left)
+    return Completed(_closed(place, ids[same:], words), head_ids[:same], left)
 
 
 def common(one: Sequence[Any], other: Sequence[Any]) -> int:
@@ -249,16 +249,16 @@ def common(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def _check_messages(chat: Chat, bare: str, head: str, whole: str) -> None:
-    """Refuses a template that writes the messages of a prompt in another way when an answer follows.
+    """Refuses a template that writes the messages of a prompt in another way when a completion follows.
 
-    `bare`: the text of the prompt without the head of an assistant's turn. `head`: with it. `whole`: with the answer.
+    `bare`: the text of the prompt without the head of an assistant's turn. `head`: with it. `whole`: with the completion.
     """
     for other in (head, whole):
         if not bare or not other.startswith(bare):
             same = common(bare, other)
             begin = max(same - _NEAR // 2, 0)
             sides = [shown(one[begin : same + _NEAR]) for one in (bare, other)]
-            when = "the head of an assistant's turn" if other is head else "an answer"
+            when = "the head of an assistant's turn" if other is head else "a completion"
             raise ValueError(
                 f"the chat template{f' {chat.file}' if chat.file else ''} writes the prompt in another way when {when} follows: "
                 f"at character {same} it writes {sides[0]} without and {sides[1]} with it, so that what would be trained on "
@@ -281,22 +281,22 @@ def said_of(left: Mapping[str, str], option: str, source: str, rows: int, chat: 
     if not left or chat is None:
         return ()
     return (
-        f"{option}={source}: in {len(left)} of {rows} rows the prompt ends in other tokens when an answer follows"
+        f"{option}={source}: in {len(left)} of {rows} rows the prompt ends in other tokens when a completion follows"
         f"{f' (chat template {chat.file})' if chat.file else ''}: {shown(next(iter(left.values())))} stands before a rollout "
         "and is left out before what is trained on, which begins at the first token that differs, as in TRL; to train what "
         "is sampled, let the template write both alike, or set data.chat_template_kwargs so that it does",
     )
 
 
-def _whole(row: Mapping, answer: Mapping) -> list[Mapping]:
-    """Returns a prompt with its answer, which is the rest of a message of the assistant that the prompt ends with."""
+def _whole(row: Mapping, said: Mapping) -> list[Mapping]:
+    """Returns a prompt with its completion, which is the rest of a message of the assistant that the prompt ends with."""
     *before, last = row["prompt"]
     if last["role"] != _ROLE or not row.get("continues", True):
-        return [*before, last, answer]
-    begun, rest = last.get("content", ""), answer.get("content", "")
+        return [*before, last, said]
+    begun, rest = last.get("content", ""), said.get("content", "")
     if isinstance(begun, list) or isinstance(rest, list):
         begun, rest = text_of(begun), text_of(rest)
-    return [*before, {**last, **answer, "content": begun + rest}]
+    return [*before, {**last, **said, "content": begun + rest}]
 
 
 def _encoded(place: str, text: str, words: Tokenizer, most: int, special: bool = True) -> list[int]:
@@ -311,8 +311,8 @@ def _behind(place: str, head: list[int], whole: list[int]) -> list[int]:
     """Returns the tokens behind those of the prompt, which begin the whole."""
     if whole[: len(head)] != head:
         raise ValueError(
-            f"{place}: a token reaches from the prompt into the answer, so that the prompt alone has other tokens; move the "
-            "space between them to the answer, or change the end of the prompt"
+            f"{place}: a token reaches from the prompt into the completion, so that the prompt alone has other tokens; move the "
+            "space between them to the completion, or change the end of the prompt"
         )
     return whole[len(head) :]
 
@@ -328,7 +328,9 @@ def _closed(place: str, ids: list[int], words: Tokenizer) -> list[int]:
     if not ends:
         return _ended(ids, words)
     if words.decode(ids[ends[0] + 1 :]).strip():
-        raise ValueError(f"{place}: the chat template ends the answer and goes on writing: {shown(words.decode(ids))}")
+        raise ValueError(
+            f"{place}: the chat template ends the completion and goes on writing: {shown(words.decode(ids))}"
+        )
     return ids[: ends[0] + 1]
 
 

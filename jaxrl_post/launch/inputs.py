@@ -1,7 +1,7 @@
 """What a run starts from: the model's weights, its tokenizer, the training prompts and the held-out ones.
 
 Invariant: everything here is host data and is the same in every process. Held-out prompts share no id with training
-prompts. It refuses a tokenizer that the model has no rows for, and a prompt that leaves no room for its answer.
+prompts. It refuses a tokenizer that the model has no rows for, and a prompt that leaves no room for a rollout.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def _check_ends(sampling: Sampling, vocabulary: int) -> None:
     if len(every) > MOST_ENDS:
         raise ValueError(
             f"sampling.stop_ids and the tokenizer's end tokens are {len(every)} ids; at most {MOST_ENDS} can "
-            "end an answer"
+            "end a rollout"
         )
     wrong = [token for token in sampling.stop_ids if not 0 <= token < vocabulary]
     if wrong:

@@ -26,7 +26,7 @@ from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.rewards.printed import Printed
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
-SOLUTIONS = ("solution", "canonical_solution", "code")  # columns that hold a whole answer
+SOLUTIONS = ("solution", "canonical_solution", "code")  # columns that hold a whole solution
 FORMS = ("{truth}", "#### {truth}", "\\boxed{{{truth}}}", "The answer is {truth}.", "<answer>{truth}</answer>")
 KNOWS = "a program that knows the tests"
 STRICT = "jaxrl_post.rewards.math:strict"

@@ -237,7 +237,7 @@ def contents(folder: Path) -> list[str]:
         "bias.json": "launched against trained lengths, and what was thrown away",
         "metrics.jsonl": "one row per step and per evaluation",
         "rollouts": "every training rollout, by step",
-        "evaluations": "every evaluation's answers, by step",
+        "evaluations": "every evaluation's rollouts, by step",
         "completions": "held-out completions with the policy's log-probs, by evaluation",
         "scheduler_log.jsonl": "every decision, with its clock",
         "dispatches.jsonl": "every dispatch: its clock, its steps, what its rows were for",

@@ -212,7 +212,7 @@ def _written(
 
 
 def _answers(config: Config, wanted: Wanted, words: tokenizer.Tokenizer, handed: Handed, fits: dict[str, Any]) -> Found:
-    """Returns rows of which one answer is trained on."""
+    """Returns rows of which one completion is trained on."""
     rows, notes = _read(config, wanted, handed, supervised.row)
     left: dict[str, str] = {}
     found, taught = supervised.tokenised(rows, words, **fits, left=left)

@@ -12,7 +12,7 @@ class FirstScores:
 
     def __init__(self, groups: int):
         self._groups = groups
-        self._seen = self._answers = 0
+        self._seen = self._rollouts = 0
         self._found = False
 
     def scored(self, group: Group) -> None:
@@ -23,9 +23,9 @@ class FirstScores:
         """
         self._found |= bool(group.scored.any())
         self._seen += 1
-        self._answers += len(group.rollouts)
+        self._rollouts += len(group.rollouts)
         if self._seen == self._groups and not self._found:
             raise NoScores(
-                f"training: none of the first {self._groups} groups' {self._answers} answers could be scored: the "
+                f"training: none of the first {self._groups} groups' {self._rollouts} rollouts could be scored: the "
                 "graders failed, twice each, as the warnings above say, or apply to none of the prompts"
             )

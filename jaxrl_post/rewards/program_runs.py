@@ -38,7 +38,7 @@ def run(source):
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     status = None
     try:
-        exec(compile(source, "<answer>", "exec", dont_inherit=True), vars(main))
+        exec(compile(source, "<program>", "exec", dont_inherit=True), vars(main))
     except SystemExit as end:
         status = end.code
     except Ended as end:

@@ -45,7 +45,7 @@ class SimElastic(AroundEngine):
             )
         if self.pending:
             raise ValueError(
-                f"simulated engine: {self.pending} answers are on their way; it changes between two rounds only"
+                f"simulated engine: {self.pending} rollouts are running; it changes between two rounds only"
             )
         self._engines[layout].take_over(self._engines[self.layout], self._move_s)
         self.layout, self._relayouts = layout, self._relayouts + 1

@@ -155,7 +155,7 @@ class SimEngine:
             ),
             (
                 request.max_tokens < self.answers.cap,
-                f"may have {request.max_tokens} tokens, but answers of this workload "
+                f"may have {request.max_tokens} tokens, but rollouts of this workload "
                 f"have up to {self.answers.cap}; give at least that many",
             ),
             (most > self._kv_tokens, f"may need {most} tokens of KV, a replica has {self._kv_tokens}"),

@@ -279,5 +279,5 @@ def _fits(sequence: SequenceState, answer: Known) -> None:
     if sequence.tokens != answer.tokens[: len(sequence.tokens)].tolist():
         raise ValueError(
             f"request {sequence.request.rollout_id}: its {len(sequence.tokens)} tokens are not the beginning of the "
-            f"answer that is known, of {answer.tokens.size} tokens"
+            f"known rollout, of {answer.tokens.size} tokens"
         )

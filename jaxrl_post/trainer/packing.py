@@ -203,7 +203,7 @@ def check_lengths(groups: Sequence[Group], tokens: int) -> Int[np.ndarray, " n"]
     if lengths.size and lengths.max() > tokens:
         worst = rollouts[int(lengths.argmax())]
         raise ValueError(
-            f"batch.tokens={tokens} cannot hold rollout {tuple(worst.id)}: prompt and answer together are "
+            f"batch.tokens={tokens} cannot hold rollout {tuple(worst.id)}: prompt and rollout together are "
             f"{lengths.max()} tokens; the nearest valid value is {lengths.max()}"
         )
     return lengths

@@ -248,7 +248,7 @@ DEMONSTRATIONS = [
         "an answer of null", r"line 2 .*the demonstration is empty", {"messages": talk("1=", None)}, template=TEMPLATE
     ),
     supervised(
-        "a template that writes a prompt in another way when an answer follows",
+        "a template that writes a prompt in another way when a completion follows",
         r"line 2 .*the chat template \S*chat_template.jinja writes the prompt in another way .*: at character 1 it",
         {"messages": talk("1=", "1")},
         template=OTHER,
@@ -261,7 +261,7 @@ DEMONSTRATIONS = [
     ),
     supervised(
         "an answer to nothing",
-        r"line 2, column 'messages': holds an answer and nothing that it answers",
+        r"line 2, column 'messages': holds a completion and no prompt",
         {"messages": talk("", "1")[1:]},
         template=TEMPLATE,
     ),

@@ -1,7 +1,7 @@
 """The trusted side of a judged program: runs its tests and compares what it returns.
 
 Tests run here, in a namespace of their own, and see the program's functions as `Remote` objects. Values that come back
-are exact built-in types, so that an answer's own `__eq__` decides nothing. A name of a test means, in this order: what
+are exact built-in types, so that a program's own `__eq__` decides nothing. A name of a test means, in this order: what
 the tests define, a builtin, a module of the standard library, and only then the program's object of that name.
 """
 
@@ -164,7 +164,7 @@ def attribute(thing: object, name: str, *default: object) -> object:
     if type(thing) is not Remote or name.startswith("__"):
         return getattr(thing, name, *default)
     if name in _PREDICATES:
-        raise Failed(f"{name} is asked of an object of the program's own, whose answer would decide the test")
+        raise Failed(f"{name} is asked of an object of the program's own, whose method would decide the test")
     try:
         return thing._read(name)
     except AttributeError:

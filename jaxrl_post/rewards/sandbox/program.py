@@ -63,7 +63,7 @@ class Server:
         for setup in request["before"]:
             with contextlib.suppress(NameError):  # a setup that names the program's own classes belongs behind it
                 exec(compile(setup, "<setup>", "exec"), self._space)
-        exec(compile(request["source"], "<answer>", "exec"), self._space)
+        exec(compile(request["source"], "<program>", "exec"), self._space)
         found = {name: self._space[name] for name in request["wanted"] if name in self._space}
         return {
             "names": {
