@@ -129,7 +129,9 @@ def test_a_template_without_an_end_token_gets_one_and_one_that_goes_on_is_refuse
         if answer:
             assert both(written(tmp_path, row), template=chat)[0] == [(ids("<user>a<assistant>"), ids(answer))]
         else:
-            with pytest.raises(ValueError, match="line 1 .*: the chat template ends the completion and goes on writing"):
+            with pytest.raises(
+                ValueError, match="line 1 .*: the chat template ends the completion and goes on writing"
+            ):
                 both(written(tmp_path, row), template=chat)
         chat.close()
 
@@ -251,5 +253,7 @@ def test_text_takes_no_template_and_asks_nothing(tmp_path):
 
 def test_messages_need_a_template(tmp_path):
     path = written(tmp_path, {"messages": [say("user", "a"), say("assistant", "b")]})
-    with pytest.raises(ValueError, match="line 1 .*: the completion is a message, but the tokenizer has no chat template"):
+    with pytest.raises(
+        ValueError, match="line 1 .*: the completion is a message, but the tokenizer has no chat template"
+    ):
         both(path)
