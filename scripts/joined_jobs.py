@@ -62,13 +62,28 @@ def run(
     """
     from jaxrl_post.launch import local_job
 
+    command, given = started(root, launcher, processes, place, options, cache, run_dir, variables)
+    return local_job.run_job(command, given, most_restarts)
+
+
+def started(
+    root: Path,
+    launcher: str,
+    processes: int,
+    place: Path,
+    options: Sequence[str],
+    cache: Path,
+    run_dir: str = "",
+    variables: Variables | None = None,
+) -> tuple[list[str], list[Variables]]:
+    """Returns the command of every process of a job, and the variables of each. Arguments are those of `run`."""
     more = {"JAX_COMPILATION_CACHE_DIR": str(cache), "PYTHONPATH": str(root)} | (variables or {})
     given = [
         own | more | {"PROCESS_LOG": f"{place}.{index}.log"}
         for index, own in enumerate(environments(launcher, processes))
     ]
     command = [sys.executable, "-m", "jaxrl_post.main", *options, f"--run-dir={run_dir or place}", "--resume"]
-    return local_job.run_job([*_TO_LOG, *command], given, most_restarts)
+    return [*_TO_LOG, *command], given
 
 
 def said(place: Path) -> str:

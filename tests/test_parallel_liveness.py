@@ -84,6 +84,18 @@ def test_a_process_that_is_silent_is_lost(job):
     line.close()
 
 
+def test_a_process_that_never_comes_is_lost():
+    """It was killed after all had joined, and before it said a word here."""
+    listener, told = socket.create_server(("127.0.0.1", 0)), queue.Queue()
+    port, first = listener.getsockname()[1], Liveness(0, 3, listener, [], TOKEN, told.put, silence_s=0.5)
+    second = Liveness(1, 3, None, [Peer(greeting(port, 1), index=0)], TOKEN, told.put, silence_s=0.5)
+    sentence = "process 2 of 3 is lost: it did not come within 0.5 s"
+    assert [told.get(timeout=5) for _ in range(2)] == [sentence, sentence]
+    assert quiet(told, 1.0)  # said once
+    for one in (first, second):
+        one.leave(0)
+
+
 def test_an_error_of_one_ends_the_others_after_a_while(job, monkeypatch):
     monkeypatch.setattr(liveness, "GRACE_S", 0.5)
     watchers, _, told = job
@@ -113,6 +125,24 @@ def test_the_loss_is_handed_on_before_the_process_ends(monkeypatch, capsys):
     liveness._end(lambda code, why: told.append((code, why, list(codes))), "process 2 of 3 is lost")
     assert told == [(42, "process 2 of 3 is lost", [])] and codes == [42]
     assert capsys.readouterr().err.startswith("error: process 2 of 3 is lost; this process ends too")
+
+
+@pytest.mark.parametrize("gone", ["store", "listener"])
+def test_a_process_0_that_is_gone_before_it_is_reached_is_lost(monkeypatch, capsys, gone):
+    def get(key: str, limit_s: float) -> str:
+        if gone == "store":
+            raise TimeoutError("not there")
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            return f"{closed.getsockname()[1]} {TOKEN}"
+
+    codes = []
+    for name, value in (("place", lambda: (1, 2)), ("get", get), ("coordinator", lambda: "127.0.0.1")):
+        monkeypatch.setattr(liveness.key_value, name, value)
+    monkeypatch.setattr(liveness, "_exit", codes.append)
+    monkeypatch.setattr(liveness, "_wait_at_abort", lambda: None)
+    monkeypatch.setattr(liveness.threading, "Timer", lambda *_: SimpleNamespace(start=lambda: None))
+    liveness.join()
+    assert codes == [42] and "process 0 of 2 is lost" in capsys.readouterr().err and not liveness._watching
 
 
 def test_a_process_by_itself_watches_nothing():

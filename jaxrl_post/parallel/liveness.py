@@ -1,7 +1,8 @@
 """Which processes of a job live: where one is lost, the others end with a sentence and exit code 42.
 
 Process 0 has a connection to each other process. One that ends without a word means that its process is lost, and so
-does one that is silent for SILENCE_S. Process 0 says so to all others. A process that ends by itself says its exit code.
+does one that is silent for SILENCE_S, or never comes. Process 0 says so to all others. A process that ends by itself says its
+exit code.
 
 Invariant: this only ends processes, so it decides how long a run goes on, never what it computes.
 """
@@ -23,8 +24,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import jax
 
 from jaxrl_post.parallel import key_value
 
@@ -70,7 +69,7 @@ class Liveness:
     ):
         self._index, self._processes, self._token, self._lost = index, processes, token, lost
         self._listener, self._peers, self._silence_s = listener, peers, silence_s
-        self._over = threading.Event()
+        self._over, self._came = threading.Event(), {index}
         self._selector = selectors.DefaultSelector()
         for one in [listener, *(peer.line for peer in peers)]:
             if one is not None:
@@ -92,7 +91,7 @@ class Liveness:
 
     def _watch(self) -> None:
         beat = self._silence_s / 6
-        told = time.monotonic()
+        begun = told = time.monotonic()
         while not self._over.is_set():
             for key, _ in self._selector.select(timeout=min(beat, 0.5)):
                 if key.fileobj is self._listener:
@@ -103,6 +102,8 @@ class Liveness:
                 told = time.monotonic()
                 self._tell("here")
                 self._check_silence(told)
+                if self._listener is not None and told - begun > self._silence_s:
+                    self._check_absence()
 
     def _accept(self) -> None:
         try:
@@ -134,6 +135,7 @@ class Liveness:
         words = lines.pop(0).split(b" ") if lines else []
         if len(words) == 3 and words[:2] == [b"hello", self._token.encode()]:
             peer.index = int(words[2])
+            self._came.add(peer.index)
         else:
             self._drop(peer)
         return peer.index >= 0
@@ -159,6 +161,12 @@ class Liveness:
             if now - peer.heard > self._silence_s and peer.code is None and peer.index >= 0:
                 self._drop(peer)
                 self._mourn(peer.index, f"it said nothing for {self._silence_s:g} s")
+
+    def _check_absence(self) -> None:
+        absent = {*range(self._processes)} - self._came
+        self._came |= absent
+        for index in sorted(absent):
+            self._mourn(index, f"it did not come within {self._silence_s:g} s")
 
     def _mourn(self, index: int, why: str) -> None:
         sentence = f"process {index} of {self._processes} is lost: {why}"
@@ -193,16 +201,20 @@ _watching: list[Liveness] = []  # one for a process, as jax.distributed has
 def join(ending: Callable[[int, str], object] = lambda code, why: None) -> None:
     """Begins to watch the processes of this job. A process by itself watches nothing.
 
+    No device is asked for: the first use of one waits for all processes, and one of them may be lost by then.
+
     Args:
       ending: called with the exit code and a sentence, before the loss of another process ends this one.
 
     Raises:
       ValueError: process 0 cannot be reached.
     """
-    if jax.process_count() == 1 or _watching:
+    me, count = key_value.place()
+    if count == 1 or _watching:
         return
+    _wait_at_abort()
     end = functools.partial(_end, ending)
-    key, me, count = f"liveness/{next(_ROUNDS)}", jax.process_index(), jax.process_count()
+    key = f"liveness/{next(_ROUNDS)}"
     if me == 0:
         both = socket.has_dualstack_ipv6()
         listener = socket.create_server(
@@ -212,14 +224,19 @@ def join(ending: Callable[[int, str], object] = lambda code, why: None) -> None:
         key_value.put(key, f"{listener.getsockname()[1]} {token}")
         _watching.append(Liveness(me, count, listener, [], token, end))
     else:
+        gone = f"process 0 of {count} is lost: it had joined, and does not say where it is reached"
         try:
             port, token = key_value.get(key, JOIN_S).split(" ")
+        except TimeoutError:  # at once where process 0 has ended, and the store with it
+            return end(gone)
+        try:
             line = socket.create_connection((key_value.coordinator(), int(port)), timeout=SILENCE_S)
+        except ConnectionError:
+            return end(gone)
         except OSError as error:
             raise ValueError(f"environment: process {me} cannot reach process 0: {error}") from error
         line.sendall(f"hello {token} {me}\n".encode())
         _watching.append(Liveness(me, count, None, [Peer(line, index=0)], token, end))
-    _wait_at_abort()
 
 
 def leave(code: int) -> None:

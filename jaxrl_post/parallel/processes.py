@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxrl_post.parallel import cluster, relayout
+from jaxrl_post.parallel import cluster, key_value, relayout
 from jaxrl_post.parallel import mesh as meshes
 
 _BLOCK = 4096  # bytes
@@ -73,8 +73,8 @@ def _join_detected(job: cluster.Job, limit_s: float) -> None:
             )
     except (ValueError, RuntimeError, OSError, ImportError, KeyError) as error:
         raise ValueError(_apart(job.by, job.processes, f"{type(error).__name__}: {error}")) from error
-    if jax.process_count() < job.processes:
-        raise ValueError(_apart(job.by, job.processes, f"only {jax.process_count()} joined"))
+    if (joined := key_value.place()[1]) < job.processes:
+        raise ValueError(_apart(job.by, job.processes, f"only {joined} joined"))
 
 
 @contextlib.contextmanager

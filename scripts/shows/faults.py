@@ -4,7 +4,7 @@ Three modes: synchronous, tail batching and pipelined. For each kind of fault, o
 JAXRL_FAULT, one after the other. After each fault the same command resumes the run, which saves before it meets the next.
 Further runs are killed at 20 random moments. A second process on a live run's folder is refused. With a disk that is full
 at every save, a run loses nothing and its results are the same. Reward workers are killed, as for memory: their rollouts
-are tried once more, and no other score changes.
+are tried once more, and no other score changes. One of two processes of a job is killed at random moments: the other ends.
 
 `--modes=sync,pipeline` and `--kinds=kill,hang` choose a part. Disks are filled in a mount namespace, which needs root.
 """
@@ -21,6 +21,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import killed_job
 import killed_reward_workers
 from killed import Runs, steps
 
@@ -80,6 +81,7 @@ def show(record) -> None:
         _second_process(record, runs)
         _full_disk(record, runs)
     killed_reward_workers.arm(record)
+    killed_job.arm(record)
 
 
 def _say(record, mode: str, key: str, found: dict) -> None:
