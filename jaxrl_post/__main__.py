@@ -29,7 +29,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxrl_post.json_text import shown
-from jaxrl_post.launch.ended import ended
+from jaxrl_post.launch.ended import begun, ended
 
 COMMANDS = {
     "train": "jaxrl_post.main",
@@ -69,4 +69,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    begun()
     sys.exit(ended(main(sys.argv[1:])))

@@ -12,9 +12,12 @@ from __future__ import annotations
 import json
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILES = (".json", ".jsonl", ".parquet", ".bin", ".safetensors", ".py")
 DEEPEST = 64  # levels of lists and objects
 LARGEST = 16 << 20  # bytes of a file of settings
 _SHOWN, _SAID = 80, 300  # characters of a value in an error, and of another library's words
@@ -120,6 +123,7 @@ def read_object(file: Path, where: str, most: int = LARGEST) -> dict:
 def shown(value: Any, most: int = _SHOWN) -> str:
     """Returns a value as an error shows it, cropped."""
     try:
+        value = dict(value) if isinstance(value, Mapping) else value
         text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     except (RecursionError, ValueError):  # too deep, or a number of too many digits
         return f"a {type(value).__name__}"
@@ -129,6 +133,14 @@ def shown(value: Any, most: int = _SHOWN) -> str:
 def cut(text: str, most: int) -> str:
     """Returns a text of at most `most` characters, with three points where some are left out."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def of_hub(path: str | Path) -> str:
+    """Returns a part of a sentence on a path that is not there, where it looks like a hub's name, such as Qwen/Qwen3-8B."""
+    text = str(path)
+    if not _HUB.fullmatch(text) or Path(text).parent.is_dir() or text.endswith(_FILES):
+        return ""
+    return f"; nothing of a hub is downloaded here: save {shown(text)} in a folder first, and name that folder or its files"
 
 
 def said(error: BaseException | str) -> str:

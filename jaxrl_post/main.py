@@ -1,6 +1,6 @@
 """Trains a policy: assembles a run (launch/assemble.py), runs its loop, and writes the policy and a summary.
 
-    python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run] [--run-dir=FOLDER] [--resume[=FOLDER]]
+    python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run[=all]] [--run-dir=FOLDER] [--resume[=FOLDER]]
     python -m jaxrl_post.main --resume=FOLDER [--config.steps=N ...]
 
     python -m jaxrl_post.main --branch=RUN[@STEP] [--config=FILE] [--config.a.b=VALUE ...] [--run-dir=FOLDER]
@@ -11,7 +11,8 @@
 option, and --config.a=default gives a section its defaults. A relative path in the file is looked for beside the file
 first, then in the working directory. One on the command line is looked for in the working directory.
 
---dry-run prints the options, the batch arithmetic and the memory plan, and writes nothing.
+--dry-run prints the options that differ from their defaults, the batch arithmetic and the memory plan, and writes nothing.
+--dry-run=all prints every option, as JSON. A run keeps them in its config.json.
 
 --run-dir=FOLDER is the run's folder, new or empty. Without it the folder is RUN_DIR/NAME-SEED-NNN, by the options.
 
@@ -93,7 +94,7 @@ def turn(run: Run) -> None:
     Raises:
       SaveFailed: the last save failed. The policy was written all the same.
     """
-    if run.swap:
+    if run.swap and not run.config.logger.quiet:
         say(report.swap(run.swap))
     config, dog = run.config, watchdog(run)
     ring = WatchedRing(run.watch, dog, run.faults.reach)
@@ -384,4 +385,5 @@ def sorry(error: Exception, code: int = 1) -> int:
 
 
 if __name__ == "__main__":
+    ended.begun()
     sys.exit(ended.ended(main(sys.argv[1:])))

@@ -52,6 +52,20 @@ def test_the_page_has_every_option_with_all_that_is_known_of_it(page):
     assert "| list of int | `(64, 128)` | | rows |" in width
 
 
+def test_what_differs_from_the_defaults_is_a_line_each():
+    given = config.default()
+    given.model.preset, given.steps, given.eval.task = "tiny", 7, {"more": 0.5}
+    given.engine.row_sizes = (64,)
+    head, *lines = reference.changed(config.resolve(given)).splitlines()
+    assert head.startswith("4 options differ from their defaults; --dry-run=all prints every option")
+    assert [line.split() for line in lines] == [
+        ["steps", "7", "(default", "10)"],
+        ["model.preset", "'tiny'", "(default", "'')"],
+        ["engine.row_sizes", "(64,)", "(default", "(64,", "128))"],
+        ["eval.task", "{'more':", "0.5}", "(default", "{})"],
+    ]
+
+
 def test_help_names_the_sections():
     text = reference.help_on(["--help"], "usage: this")
     assert text.startswith("usage: this\n")

@@ -208,7 +208,7 @@ def test_an_array_and_a_byte_order_mark_are_read(tmp_path):
         ValueError, match=r"r.json: no JSON: Extra data at line 2.* is one array of objects, else write one"
     ):
         prompts.read(tmp_path / "r.json")
-    with pytest.raises(ValueError, match="no file openai/gsm8k; a data set of a hub is not downloaded"):
+    with pytest.raises(ValueError, match="no file openai/gsm8k; nothing of a hub is downloaded here"):
         prompts.read("openai/gsm8k")
 
 

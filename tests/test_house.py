@@ -43,6 +43,7 @@ RUN_LEVEL = {  # config values that no file in configs/ needs to set
     "data.date": "a run whose template asks for the date sets it at its start",
     "lora.adapter": "which adapter a run starts from is the user's choice, by --config.lora.adapter",
     "engine.cost_table": "a measured table is of one machine; who has measured his own names it by --config.engine.cost_table",
+    "logger.console": "how much of a run a user wants to read is his choice",
     "logger.tensorboard": "which viewer a user has is his choice; a recipe that asked for an extra would not start without it",
     "logger.wandb": "as logger.tensorboard, and it may need an account",
     "logger.project": "names a user's project at Weights & Biases",

@@ -10,6 +10,22 @@ import pytest
 from jaxrl_post import json_text
 
 
+@pytest.mark.parametrize("path", ["Qwen/Qwen2.5-0.5B", "openai/gsm8k", "HuggingFaceTB/SmolLM2-135M-Instruct"])
+def test_a_hubs_name_is_said_not_to_be_downloaded(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert f"nothing of a hub is downloaded here: save '{path}' in a folder first" in json_text.of_hub(path)
+    (tmp_path / path.split("/")[0]).mkdir()
+    assert json_text.of_hub(path) == ""  # a folder of that name is there: the user meant his own
+
+
+@pytest.mark.parametrize(
+    "path", ["policy", "/data/policy", "runs/demo/policy", "rows/train.jsonl", "./policy", "../policy"]
+)
+def test_a_path_is_no_hubs_name(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert json_text.of_hub(path) == ""
+
+
 @pytest.mark.parametrize(
     "text,words",
     [

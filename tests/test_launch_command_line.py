@@ -21,6 +21,7 @@ from jaxrl_post.launch.command_line import OVERRIDE, RUN, Flags, parse
         ("--config a.py --branch=r", Flags(config="a.py", branch="r")),
         ("--config a.py --config.steps 3 --dry-run", Flags(config="a.py", overrides=("steps=3",), dry_run=True)),
         ("--config a.py --config.sampling.top_k -1", Flags(config="a.py", overrides=("sampling.top_k=-1",))),
+        ("--config a.py --dry-run=all", Flags(config="a.py", dry_run=True, every_option=True)),
         ("--config a.py --dry-run --slice v5e-16", Flags(config="a.py", dry_run=True, slice="v5e-16")),
     ],
 )
@@ -35,6 +36,7 @@ def test_a_value_stands_behind_an_equals_sign_or_a_space(words, wanted):
         ("--config=a.py --run-dir=r --resume=s", "--run-dir and --resume=FOLDER both name a folder"),
         ("--config=a.py --resume", "--resume says not which run"),
         ("--resume=r --branch=s", "--branch begins a new run and --resume continues one"),
+        ("--config=a.py --dry-run=json", "--dry-run='json' must be --dry-run, or --dry-run=all"),
         ("--dry-run", "no config file: write --config=FILE"),
         ("--branch=r --dry-run --slice=v5e-16", "--slice plans from a config alone"),
         ("--config=a.py --slice=v5e-16", "--slice plans for devices that are not there"),

@@ -260,7 +260,7 @@ def test_dynamic_sampling_and_no_evaluation(here):
 
 
 @pytest.mark.extended
-def test_supervised_training_is_the_same_loop(here):
+def test_supervised_training_is_the_same_loop(here, capsys):
     """Rollouts are the task's own solutions, the loss falls, and the evaluating engine got the trained weights."""
     folder = here / "supervised"
     task = [
@@ -284,7 +284,14 @@ def test_supervised_training_is_the_same_loop(here):
         f"--config.model.tokenizer={here / 'sums_tokenizer'}",
     ]
     characters("0123456789+=#").save(here / "sums_tokenizer")
-    assert go(here, f"--run-dir={folder}", *task, *supervised) == 0
+    capsys.readouterr()
+    assert go(here, f"--run-dir={folder}", *task, *supervised, "--config.logger.console=quiet") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if "  loss " in line] == [f"{step}/12" for step in range(1, 13)]
+    assert not [
+        line for line in lines if "  reward " in line or "  acc " in line or "MiB" in line or "prompt" in line[:8]
+    ]
+    assert lines[-1] == f"run folder: {folder}" and len(lines) < 12 + 12
     rows = [row for row in metrics.read(folder / "metrics.jsonl") if "actor/pg_loss" in row]
     losses = [row["actor/pg_loss"] for row in rows]
     assert losses[-1] < losses[0] - 0.5

@@ -39,9 +39,21 @@ def test_a_run_that_has_solved_its_prompts_ends_with_its_checkpoint(here, monkey
     """Groups of the first two rounds count as useful; every rollout is right."""
     calls, folder = [], here / "solved"
     monkeypatch.setattr(group_filter, "differs", lambda group, metric: calls.append(1) or len(calls) <= 8)
-    flags = (*FLAGS, "--config.checkpoint.every=4", *FILTER, rewarded(here, "right", 1.0))
+    flags = (
+        *FLAGS,
+        "--config.checkpoint.every=4",
+        *FILTER,
+        rewarded(here, "right", 1.0),
+        "--config.logger.console=quiet",
+    )
     assert go(here, f"--run-dir={folder}", *flags) == 0
-    assert "solved: all rollouts of the 8 groups" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert (
+        "solved: all rollouts of the 8 groups" in said
+        and "step 2/" in said
+        and said.endswith(f"run folder: {folder}\n")
+    )
+    assert not [word for word in ("MiB", "weights reach", "prompt  ", "metrics.jsonl", "gained") if word in said]
     assert saved(folder) == ["step_000002"] and (folder / "policy" / "model.safetensors").is_file()
     assert json.loads((folder / "summary.json").read_text())["steps"] == 2
     assert attempts.status(folder).attempts[-1].processes[0].code == 0

@@ -200,8 +200,10 @@ def test_no_config_at_all(capsys):
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(here, capsys):
     """Of a run for more devices than there are, too."""
-    before = sorted(here.rglob("*"))
-    assert go(here, "--dry-run", "--config.mesh.fsdp=16", "--config.batch.rows=16", "--config.steps=45") == 0
+    before, more = sorted(here.rglob("*")), ("--config.mesh.fsdp=16", "--config.batch.rows=16", "--config.steps=45")
+    assert go(here, "--dry-run", *more) == 0
+    short = capsys.readouterr().out
+    assert go(here, "--dry-run=all", *more) == 0
     said = capsys.readouterr().out
     start, end = said.index("{"), said.rindex("}") + 1
     resolved = json.loads(said[start:end])
@@ -209,6 +211,10 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(here, capsys):
         resolved["mesh"] == {"data": 1, "fsdp": 16, "tensor": 1, "engine": 0, "engine_tensor": 0}
         and resolved["steps"] == 45
     )
+    assert said[end:].strip() == short[short.index("Batch\n") :].strip()
+    told = {line.split()[0]: line.split()[1:] for line in short.partition("Batch\n")[0].splitlines()[1:]}
+    assert told["mesh.fsdp"] == ["16", "(default", "1)"] and told["steps"] == ["45", "(default", "10)"]
+    assert "sampling.top_p" not in told and "sampling.top_p" not in short
     rows = dict(line.strip().rsplit("  ", 1) for line in said[end:].splitlines() if line.startswith("  "))
     plan = {name.strip(): value.strip() for name, value in rows.items()}
     assert plan["rollouts per round"] == "16" and plan["engine slots in all"] == "128" and plan["epochs"] == "2.0"
@@ -221,7 +227,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(here, capsys):
 
 def test_what_is_not_set_follows_the_platform_or_the_run_that_goes_on(here, tmp_path, capsys, monkeypatch):
     def resolved(*flags):
-        assert go(here, "--dry-run", "--config.mesh.fsdp=16", "--config.batch.rows=16", *flags) == 0
+        assert go(here, "--dry-run=all", "--config.mesh.fsdp=16", "--config.batch.rows=16", *flags) == 0
         told = capsys.readouterr().out
         found = json.loads(told[told.index("{") : told.rindex("}") + 1])
         return found["model"]["compute_dtype"], found["engine"]["dtype"], found["engine"]["page_size"]

@@ -180,6 +180,35 @@ def test_a_plain_line_per_step():
     )
 
 
+def test_supervised_runs_show_what_they_learn_and_no_reward():
+    """As TRL's SFTTrainer and DPOTrainer print them. A row with nothing to show has no line."""
+    stream = io.StringIO()
+    writer = metrics.console(8, stream, columns=metrics.SUPERVISED)
+    more = {"actor/lr": 2e-5, "training/trained_tokens": 1049.0}
+    writer.write(3, ROW | more)
+    writer.write(3, {"training/epoch": 1.0})
+    writer.write(3, {"val/loss": 1.25, "val/loss_se": 0.5})
+    pairs = {"actor/preference_loss": 0.6931, "rewards/accuracies": 0.75, "rewards/margins": 0.125}
+    writer.write(4, ROW | more | pairs)
+    assert stream.getvalue().splitlines() == [
+        "step 3/8  loss -0.5000  lr 2e-05  grad 1.5000  tokens 1,049  tokens/s 1234  s 2.00",
+        "step 3/8  val/loss 1.2500",
+        "step 4/8  loss 0.6931  accuracy 0.7500  margin 0.1250  lr 2e-05  grad 1.5000  tokens 1,049  tokens/s 1234  s 2.00",
+    ]
+
+
+def test_a_quiet_run_has_plain_lines_on_a_terminal_too():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    assert isinstance(metrics.console(8, Terminal(), quiet=True), metrics.Plain)
+    live = metrics.console(8, Terminal(), columns=metrics.SUPERVISED)
+    live.write(1, ROW)
+    live.close()
+    assert isinstance(live, metrics.Live)
+
+
 def test_the_live_table_shows_the_last_rows():
     stream = io.StringIO()
     writer = metrics.Live(60, rich.console.Console(file=stream, force_terminal=True, width=120, color_system=None))

@@ -21,6 +21,7 @@ MAY_CHANGE = (
     "environment.timeout_s",
     "checkpoint.keep_last",
     "checkpoint.max_failures",
+    "logger.console",
     "logger.tensorboard",
     "logger.wandb",
     "logger.project",

@@ -86,8 +86,15 @@ class WatchdogConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggerConfig:
-    """Where metrics go beside metrics.jsonl and the screen. Each gets the same rows (verl: `trainer.logger`)."""
+    """What the screen shows, and where metrics go beside metrics.jsonl. Each gets the same rows (verl: `trainer.logger`)."""
 
+    console: str = one_of(
+        "full",
+        "full",
+        "quiet",
+        doc="What a run prints. quiet: one line for each step and each evaluation, warnings, and the figures at its end, "
+        "without the plan, samples and the folder's contents.",
+    )
     tensorboard: bool = any_of_type(False, doc="Whether RUN/tensorboard is written, for `tensorboard --logdir RUN`.")
     wandb: str = one_of(
         "off",
@@ -100,3 +107,7 @@ class LoggerConfig:
     name: str = any_of_type(
         "", used_when="logger.wandb!=off", doc="Name of the run there. Empty: that of the run's folder."
     )
+
+    @property
+    def quiet(self) -> bool:
+        return self.console == "quiet"

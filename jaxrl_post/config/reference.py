@@ -10,6 +10,7 @@ read. The page also names the modules that read it.
 from __future__ import annotations
 
 import difflib
+import functools
 import sys
 import textwrap
 import typing
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 
 from jaxrl_post.config import elsewhere, fields, readers
 from jaxrl_post.config.schema import Config
-from jaxrl_post.json_text import said
+from jaxrl_post.json_text import said, shown
 
 RUN = "run"  # what the options without a section are listed under
 _WIDTH = 100
@@ -55,6 +56,23 @@ def help_on(arguments: Sequence[str], usage: str, schema: type = Config) -> str:
         )
     doc, options = known[section]
     return "\n\n".join([f"{section}: {_flowing(doc)}", *map(_entry, options)])
+
+
+def changed(config: Config) -> str:
+    """Returns the options of a config that differ from their defaults, a line for each, and where the others are told.
+
+    An option that follows the platform has the default auto, and stands here with the value that it took."""
+    found = {}
+    for option in fields.options(Config):
+        value = functools.reduce(getattr, option.name.split("."), config)
+        if value != option.default:
+            found[option.name] = (shown(value), shown(option.default))
+    wide, wider = (
+        max((len(text) for text in texts), default=0) for texts in (found, [one for one, _ in found.values()])
+    )
+    lines = [f"  {name:<{wide}}  {value:<{wider}}  (default {default})" for name, (value, default) in found.items()]
+    head = f"{len(found)} options differ from their defaults; --dry-run=all prints every option, and RUN/config.json keeps them"
+    return "\n".join([head, *lines])
 
 
 def asks(arguments: Sequence[str]) -> bool:

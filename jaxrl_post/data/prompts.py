@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -23,11 +22,10 @@ from jaxrl_post.data.chat import Chat
 from jaxrl_post.data.columns import Columns
 from jaxrl_post.data.overlong import Overlong
 from jaxrl_post.data.tokenizer import Tokenizer
-from jaxrl_post.json_text import said, shown
+from jaxrl_post.json_text import of_hub, said, shown
 from jaxrl_post.types import Prompt
 
 _TASK = "task:"
-_HUB = re.compile(r"[\w-]+/[\w-]+")  # a name such as openai/gsm8k
 
 
 class Prompts:
@@ -106,13 +104,8 @@ def read(path: str | Path, columns: Columns = Columns()) -> list[dict]:
       ValueError: no such file, not readable, or a bad row, with its line and column.
     """
     if not Path(path).is_file():
-        hub = (
-            "; a data set of a hub is not downloaded: save it as JSONL or Parquet first"
-            if _HUB.fullmatch(str(path))
-            else ""
-        )
         raise ValueError(
-            f"data: there is no file {path}{hub}; write a path of a JSONL or Parquet file, or task:NAME with "
+            f"data: there is no file {path}{of_hub(path)}; write a path of a JSONL or Parquet file, or task:NAME with "
             f"NAME one of {', '.join(sorted(tasks.TASKS))}"
         )
     return [columns.row(where, given) for where, given in files.objects(path)]

@@ -27,7 +27,7 @@ import tokenizers
 
 from jaxrl_post import json_text
 from jaxrl_post.data import continuations, tokenizer_limits
-from jaxrl_post.json_text import said, shown
+from jaxrl_post.json_text import of_hub, said, shown
 
 # A text is read alone, and threads of the library would make forks of the process unsafe.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -248,7 +248,7 @@ def load(path: str | Path) -> Tokenizer:
             raise ValueError(f"{path} holds no tokenizer.json (it holds {held or 'nothing'})")
         return _json(path / "tokenizer.json")
     if not path.is_file():
-        raise ValueError(f"there is no tokenizer at {path}")
+        raise ValueError(f"there is no tokenizer at {path}{of_hub(path)}")
     return _llama2c(path) if path.suffix == ".bin" else _json(path)
 
 

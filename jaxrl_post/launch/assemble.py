@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -36,13 +35,12 @@ from jaxrl_post.launch import (
     bucket_run,
     chips,
     compile_guard,
-    device_check,
     environments,
+    foretold,
     graders,
     inputs,
     judges,
     malloc,
-    memory_plan,
     mode_choice,
     moved_run,
     program_digests,
@@ -62,7 +60,6 @@ from jaxrl_post.launch.stop_signal import RESTART, Stopped, resumed_from
 from jaxrl_post.launch.watchdog import Watchdog, leaving, write_stacks
 from jaxrl_post.parallel import key_value, liveness, processes
 from jaxrl_post.parallel.processes import say
-from jaxrl_post.rewards import math_algebra
 from jaxrl_post.scheduler import registry
 from jaxrl_post.scheduler.curriculum import Curricular
 from jaxrl_post.scheduler.decision_log import Recorder
@@ -71,27 +68,6 @@ from jaxrl_post.telemetry.length_bias import BiasMeter
 from jaxrl_post.telemetry.rollout_log import read
 from jaxrl_post.telemetry.timing import Stopwatch
 from jaxrl_post.trainer.learner import Learner
-
-
-def planned(config: configs.Config, start: inputs.Inputs) -> str:
-    """Describes batch arithmetic, memory per device, the weight sync and what graders compare with, as text."""
-    numbers = memory_plan.arithmetic(config, len(start.train), start.longest_prompt)
-    held = memory_plan.by_device(config, parts.memory(config, start))
-    return "\n".join(
-        [
-            *start.notes,
-            *device_check.lines(config, start.model, held),
-            memory_plan.text("Batch", numbers),
-            *(memory_plan.text(f"Memory per {one}", memory_plan.table(own), "B") for one, own in held.items()),
-            memory_plan.text(
-                "Kept for the backward pass per device, by model.remat_policy",
-                memory_plan.kept_by_policy(config, start.model),
-                "B",
-            ),
-            f"Weights reach the engine: {memory_plan.swap_case(config)}",
-            *(f"{path} compares by {by}" for path, by in math_algebra.graders(config.graders).items()),
-        ]
-    )
 
 
 class Past(NamedTuple):
@@ -194,7 +170,8 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack, handed: Hand
     recorded = (
         folder.recorded(bucket_run.config_folder(flags.run_dir, flags.resume == "required")) if flags.resume else {}
     )
-    foretell(configs.resolve(given, flags.overrides, platform=jax.default_backend(), recorded=recorded), flags.branch)
+    config = configs.resolve(given, flags.overrides, platform=jax.default_backend(), recorded=recorded)
+    foretold.tell(config, flags.branch, every_option=flags.every_option)
     return None
 
 
@@ -233,9 +210,8 @@ def begin(
     agreement.check(lambda: resume.about(config, start, resume.versions()))
     config, why, chosen = mode_choice.settled(config, start, run_dir if resumes else "")
     taken = branches.taken(branch, config, start, say)
-    words = planned(config, start)
     devices = parts.device_plan(config)
-    say("\n".join(filter(None, (chosen, words))))
+    foretold.announce(config, start, chosen)
     since = folder.first_missing(Path(run_dir or config.run_dir))
     if resumes:
         place, new = folder.take_up(run_dir, resumes == "required", disks)
@@ -254,20 +230,6 @@ def begin(
         if new and disks.writes:
             folder.remove(place, since)
         raise
-
-
-def foretell(config: configs.Config, branch: str) -> None:
-    """Prints the resolved config and the plan of a run (--dry-run)."""
-    loggers.check(config.logger)
-    start = inputs.gather(config)
-    config, _, chosen = mode_choice.settled(config, start, "")
-    print(json.dumps(configs.to_dict(config), indent=2))
-    print(chosen, end="\n" if chosen else "")
-    branches.taken(branch, config, start, say)
-    graders.checked(config, start)
-    print(planned(config, start), flush=True)
-    compile_guard.use_cache(os.environ)
-    print(parts.foreseen(config, start))
 
 
 def starting(config: configs.Config, place: Path, asked: str) -> Watchdog:

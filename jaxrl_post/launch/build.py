@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_post.config import Config
+from jaxrl_post.config import Config, EngineConfig
 from jaxrl_post.data.prompts import Prompts
 from jaxrl_post.engine import bit_probe, compiled, step_cost
 from jaxrl_post.engine import whole_hosts as engine_hosts
@@ -290,11 +290,16 @@ def row_engine(
     for line in references(start.model, mesh, layout, sizes):
         say(line)
     dropped = [size for size, kept in bit_probe.keep_equal_sizes(made).items() if not kept]
-    if dropped:
-        say(
-            f"engine.row_sizes: {dropped} give other bits than {max(sizes['row_sizes'])} on this machine and are not used"
-        )
+    if line := not_used(config.engine.row_sizes, dropped):
+        say(line)
     return made
+
+
+def not_used(sizes: Sequence[int], dropped: Sequence[int]) -> str:
+    """Returns a line on row sizes that give other bits. Of the default's nobody chose any, and config.json has those used."""
+    if not dropped or tuple(sizes) == EngineConfig.row_sizes:
+        return ""
+    return f"engine.row_sizes: {[*dropped]} give other bits than {max(sizes)} on this machine and are not used"
 
 
 def references(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, layout: Layout, sizes: Mapping) -> list[str]:

@@ -20,6 +20,7 @@ RUN = (
     "--config=FILE",
     OVERRIDE,
     "--dry-run",
+    "--dry-run=all",
     "--slice=NAME",
     "--length=TOKENS",
     "--run-dir=FOLDER",
@@ -38,12 +39,14 @@ class Flags:
 
     `config`: "" stands for the config of the run that is resumed or branched from. `resume`: "" never; "allowed" if the
     folder holds a run; "required". `slice`: what is planned for, "" for devices here. `length`: mean tokens of a rollout
-    there, 0: of those seen before. `branch`: RUN or RUN@STEP to begin from, "" for none.
+    there, 0: of those seen before. `every_option`: whether a dry run prints options at their defaults too. `branch`: RUN or
+    RUN@STEP to begin from, "" for none.
     """
 
     config: str = ""
     overrides: tuple[str, ...] = ()
     dry_run: bool = False
+    every_option: bool = False
     slice: str = ""
     length: float = 0.0
     run_dir: str = ""
@@ -72,6 +75,8 @@ def parse(arguments: Sequence[str]) -> Flags:
         check_place(value, name, bucket=name in ("--run-dir", "--resume"))
         if name == "--resume":
             given |= {"run_dir": value, "resume": "required"} if value else {"resume": "allowed"}
+        elif name == "--dry-run":
+            given |= {"dry_run": True, "every_option": _every_option(value)}
         else:
             given[name.removeprefix("--").replace("-", "_")] = _length(value) if name == "--length" else value or True
     _check(given, "--run-dir" in seen and bool(seen.get("--resume")))
@@ -101,6 +106,13 @@ def _check(given: dict[str, Any], two_folders: bool) -> None:
         raise ValueError("--length is for a prediction, which only --slice=NAME makes: leave it out")
     if given.get("slice") and (given.get("branch") or "config" not in given):
         raise ValueError("--slice plans from a config alone: name it by --config=FILE, without --branch")
+
+
+def _every_option(text: str) -> bool:
+    """Returns whether --dry-run is to print every option."""
+    if text not in ("", "all"):
+        raise ValueError(f"--dry-run={shown(text, 40)} must be --dry-run, or --dry-run=all for every option as JSON")
+    return bool(text)
 
 
 def _length(text: str) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxrl_post.config import Config
+from jaxrl_post.json_text import of_hub
 from jaxrl_post.models import decoder, hf
 from jaxrl_post.trainer.critic import Critic
 from jaxrl_post.trainer.state import is_abstract
@@ -57,7 +58,7 @@ def check(config: Config, model: decoder.ModelConfig) -> None:
     path = Path(config.critic.path)
     if not (path / "config.json").is_file():
         raise ValueError(
-            f"critic.path={config.critic.path}: no such folder with a config.json; leave it empty to start from the policy's "
+            f"critic.path={config.critic.path}: no such folder with a config.json{of_hub(path)}; leave it empty to start from the policy's "
             "weights"
         )
     there = dataclasses.asdict(hf.read_config(path / "config.json"))

@@ -1,4 +1,4 @@
-"""The end of a program: threads that a config file or a callback has begun do not keep its process alive.
+"""The begin and the end of a program: how its warnings read, and that no thread of others keeps its process alive.
 
 It imports the standard library alone, because every command ends with it.
 """
@@ -6,12 +6,22 @@ It imports the standard library alone, because every command ends with it.
 from __future__ import annotations
 
 import concurrent.futures.thread
+import logging
 import os
 import sys
 import threading
 import time
 
 LINGER_S = 10.0  # that such threads may still take once the program has ended
+
+
+def begun() -> None:
+    """Lets warnings of this package be sentences, whatever format other libraries give to all loggers."""
+    own, screen = logging.getLogger("jaxrl_post"), logging.StreamHandler()
+    screen.setFormatter(logging.Formatter("warning: %(message)s"))
+    screen.setLevel(logging.WARNING)
+    own.addHandler(screen)
+    own.propagate = False
 
 
 def ended(code: int) -> int:

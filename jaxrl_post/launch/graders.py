@@ -22,6 +22,7 @@ from jaxrl_post.launch import environments, inputs, judges, reward_scoring, rewa
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards.environments.conversations import TurnScores
+from jaxrl_post.rewards.failures import Failures
 from jaxrl_post.rewards.judged import Judged
 from jaxrl_post.rewards.limits import Adaptive, Fixed
 from jaxrl_post.rewards.modelled import Modelled
@@ -38,7 +39,8 @@ def both(
     if config.environment.name:
         return environments.scores(config, start, _sharing(devices), mine, stack)
     beside = _beside(config, start, devices, stack)
-    grade = functools.partial(pool, config, start, devices, stack, Printed(mine / "rewards.log"), beside)
+    shown = Printed(mine / "rewards.log"), Failures()  # of both, so that a failure is shown once
+    grade = functools.partial(pool, config, start, devices, stack, *shown, beside)
     of_training, of_evaluation = config.scheduler.group_size, config.eval.samples
     rewards = grade(mine / "rewards.jsonl", lambda rollout: of_training, shuffle=config.reward.shuffle)
     judge = grade(
@@ -57,7 +59,7 @@ def both(
             f"reward functions never see {', '.join(tags)}, nor what closes them: the tokenizer marks them as special; "
             "reward.skip_special_tokens=false shows them"
         )
-    if rewards.confined:
+    if rewards.confined and not config.logger.quiet:
         say(f"judged programs: sandbox {rewards.confined['level']}, layers {', '.join(rewards.confined['layers'])}")
     return rewards, judge
 
@@ -83,7 +85,7 @@ def checked(config: configs.Config, start: inputs.Inputs) -> None:
         timeout_s=about.timeout_s,
         decode=texts.decode,
         sandbox=about.sandbox,
-        tells=False,
+        failures=Failures(log=False),
     ) as workers:
         workers.check((*start.train, *start.held_out))
         reward_trial.call_once(start, workers, texts, config.scheduler.group_size)
@@ -121,6 +123,7 @@ def pool(
     devices: parts.DevicePlan,
     stack: contextlib.ExitStack,
     printed: Printed,
+    failures: Failures,
     beside: Callable[[], Modelled | Judged | None],
     journal: Path,
     group_size: Callable[[RolloutId], int],
@@ -153,6 +156,7 @@ def pool(
         sandbox=config.reward.sandbox,
         group_size=group_size,
         printed=printed,
+        failures=failures,
         beside=beside(),
     )
     return stack.enter_context(workers)

@@ -23,7 +23,7 @@ from jaxrl_post.data import chat, ends, messages, prompts, tasks, tokenizer
 from jaxrl_post.data.overlong import measured
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
-from jaxrl_post.json_text import said
+from jaxrl_post.json_text import of_hub, said
 from jaxrl_post.launch import (
     adapter,
     completions,
@@ -340,7 +340,7 @@ def _beside(config: Config) -> Path:
         near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.0)
         raise ValueError(
             f"model.path={config.model.path}: no such file or folder"
-            + (f"; nearest is {path.parent / near[0]}" if near else "")
+            + (f"; nearest is {path.parent / near[0]}" if near else of_hub(path))
         )
     return tokenizer.beside(path)
 

@@ -12,6 +12,7 @@ import jax
 
 from jaxrl_post import config as configs
 from jaxrl_post.checkpoint import identity
+from jaxrl_post.json_text import of_hub
 from jaxrl_post.launch.handed import OWN
 from jaxrl_post.models import hf
 
@@ -28,7 +29,7 @@ def settings(config: configs.Config) -> configs.Config:
     about, place = config.judge, Path(config.judge.model)
     if not (place / "config.json").is_file():
         raise ValueError(
-            f"judge.model={about.model}: there is no such folder with a config.json; name a policy, for example RUN/policy"
+            f"judge.model={about.model}: there is no such folder with a config.json{of_hub(place)}; name a policy, for example RUN/policy"
         )
     if hf.read_config(place / "config.json").scalar:
         raise ValueError(f"judge.model={about.model} is a reward model, which writes no reply; name it in reward.model")

@@ -22,6 +22,7 @@ from jaxrl_post.data.tokenizer import Tokenizer
 from jaxrl_post.json_text import shown
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.rewards import math
+from jaxrl_post.rewards.failures import Failures
 from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.rewards.printed import Printed
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
@@ -136,7 +137,7 @@ def tried(
         decode=texts.decode,
         sandbox=about.sandbox,
         printed=printed,
-        tells=False,
+        failures=Failures(log=False),
     ) as pool:
         pool.check((*start.train, *start.held_out))
         _, _, truths, instead, reader = pool.signatures[0]

@@ -42,7 +42,12 @@ def finish(run: Run, observe: Observer) -> None:
     document.write([run.folder], run.folder / document.NAME)
     forget_aside(run.mine)
     unsaved.forget(run.mine)
-    ends = [*report.headline(summary, run.config.eval.samples), *mode_report.lines(summary["mode"])]
+    tokens = "trained" if run.config.engine.name != "rows" else "sampled"
+    if run.config.logger.quiet:
+        ends = report.headline(summary | {"swap": None}, run.config.eval.samples, tokens)
+        say("\n".join([*ends[1:], f"run folder: {run.folder}"]))
+        return
+    ends = [*report.headline(summary, run.config.eval.samples, tokens), *mode_report.lines(summary["mode"])]
     say("\n".join([*answers(run), *ends, *folder.contents(run.folder)]))
 
 

@@ -18,7 +18,7 @@ from jaxrl_post.launch import build as parts
 from jaxrl_post.launch import inputs, memory_plan, program_digests, resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.rewards import math_algebra
-from jaxrl_post.telemetry import loggers, metrics
+from jaxrl_post.telemetry import loggers, metrics, mode_report
 from jaxrl_post.telemetry.timing import Stopwatch
 from jaxrl_post.telemetry.trace import RingTrace
 from jaxrl_post.trainer.learner import Learner
@@ -62,7 +62,9 @@ def rows(
         told |= {name: about[name] for name in ("auto", program_digests.NAME) if name in about}
         told |= {"parent": parent.told()} if parent else {}
         folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": told})
-        writers += [metrics.console(config.steps), *map(metrics.Called, start.handed.callbacks)]
+        columns = metrics.SUPERVISED if mode_report.supervised(config) else metrics.COLUMNS
+        screen = metrics.console(config.steps, columns=columns, quiet=config.logger.quiet)
+        writers += [screen, *map(metrics.Called, start.handed.callbacks)]
     writer = metrics.Several(*writers)
     stack.callback(writer.close)
     return writer

@@ -19,7 +19,7 @@ import numpy as np
 from jaxrl_post import config as configs
 from jaxrl_post.checkpoint import store
 from jaxrl_post.data.columns import COMPLETION
-from jaxrl_post.json_text import shown
+from jaxrl_post.json_text import of_hub, shown
 from jaxrl_post.launch import adapter, build, inputs
 from jaxrl_post.launch.handed import OWN
 from jaxrl_post.launch.policy import Policy
@@ -212,7 +212,9 @@ def _found(path: str) -> tuple[dict, Weights]:
         if not (place / "config.json").is_file():
             raise ValueError(f"policy: {folder} has not ended and has no policy yet; {_steps(Path(folder))}")
     elif not place.exists():
-        raise ValueError(f"policy: there is no folder or file {path}; name a model's directory, RUN or RUN@STEP")
+        raise ValueError(
+            f"policy: there is no folder or file {path}{of_hub(path)}; name a model's directory, RUN or RUN@STEP"
+        )
     else:
         told = _run(place.parent) if place.name in ("policy", "adapter") else None
     weights: Weights = _own

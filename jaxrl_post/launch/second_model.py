@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxrl_post.data import tokenizer
+from jaxrl_post.json_text import of_hub
 from jaxrl_post.models import decoder, hf
 
 
@@ -40,7 +41,7 @@ def opened(
     if not (place / "config.json").is_file():
         folder = "reward_model" if scalar else "policy"
         raise ValueError(
-            f"{named}: no such folder with a config.json; {kind} is a Hugging Face directory, such as the {folder}/ of a run"
+            f"{named}: no such folder with a config.json{of_hub(path)}; {kind} is a Hugging Face directory, such as the {folder}/ of a run"
         )
     model = hf.read_config(place / "config.json")
     if scalar and not model.scalar:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxrl_post.config import Config
 from jaxrl_post.data import tokenizer
+from jaxrl_post.json_text import of_hub
 from jaxrl_post.launch import second_model
 from jaxrl_post.models import decoder, hf
 from jaxrl_post.models.presets import published
@@ -57,7 +58,7 @@ def shape(config: Config, model: decoder.ModelConfig) -> decoder.ModelConfig:
     found = hf.read_config(path / "config.json") if there else published(path.name)
     if found is None:
         raise ValueError(
-            f"teacher.path={config.teacher.path}: no such folder with a config.json; a teacher is a Hugging Face directory, "
+            f"teacher.path={config.teacher.path}: no such folder with a config.json{of_hub(path)}; a teacher is a Hugging Face directory, "
             "such as the policy/ of a run"
         )
     used = model.used_vocab or model.vocab_size

@@ -10,7 +10,8 @@ _log = logging.getLogger(__name__)
 class Failures:
     """Shows the first failure of each kind: of a function, with one type of exception, at one line.
 
-    Later ones are counted by the pool (`reward/exceptions`, `reward/retries`, `reward/unscored`).
+    Later ones are counted by the pool (`reward/exceptions`, `reward/retries`, `reward/unscored`). A trace is shown without its
+    last line, which the sentence has.
 
     Args:
       what: whose failures they are.
@@ -40,5 +41,5 @@ class Failures:
             where,
             rollout,
             reason,
-            f"\n{trace}" if trace else "",
+            f"\n{frames}" if (frames := trace.rstrip().removesuffix(reason).rstrip()) else "",
         )

@@ -71,7 +71,7 @@ class Pool:
         has started. It may be wrong; without it, or where it returns 0, a group is graded when it is joined.
       printed: takes what reward functions print.
       code: functions of a program as text, by name (rewards/carried.py).
-      tells: whether failures go to the log; `failures` has them always.
+      failures: what shows them; of its own without one.
       beside: adds the score of a reward model, or a verdict, to every record, in every process. Then there may be no functions.
 
     `beside` is that argument. `confined` holds the level and the layers of that sandbox. It is empty if no function judges programs.
@@ -100,17 +100,17 @@ class Pool:
         printed: Printed | None = None,
         code: Mapping[str, str] = {},
         beside: Modelled | Judged | None = None,
-        tells: bool = True,
+        failures: Failures | None = None,
     ):
         _check_arguments(functions or ([""] if beside else ()), weights, workers, timeout_s)
         if not compute and share is None:
             raise ValueError("a reward pool that computes nothing needs `share`")
         self._functions, self._names = tuple(functions), signatures.names(functions)
-        self._weights = tuple(weights) or (1.0,) * len(functions)
+        self._weights, self._failures = tuple(weights) or (1.0,) * len(functions), failures or Failures()
         self._timeout_s, self._decode, self._journal, self._journaled = timeout_s, decode, journal, journaled
         self._sharing = Sharing(share) if share is not None else None
         self._shuffle, self._seed, self._compute, self._limits = shuffle, seed, compute, limits
-        self._group_size, self._printed, self._failures, self.beside = group_size, printed, Failures(log=tells), beside
+        self._group_size, self._printed, self.beside = group_size, printed, beside
         self._judging = {"sandbox": sandbox, "workers_per_core": workers / (os.cpu_count() or 1)}
         self._queue: deque[Task] = deque()
         self._jobs: dict[RolloutId, Job] = {}

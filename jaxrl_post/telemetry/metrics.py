@@ -26,7 +26,8 @@ from jaxrl_post.types import Finish, Group
 
 _TIMED = ("timing_s/", "timing_per_token_ms/", "perf/", "memory/")
 # heading -> (names, format). The first of these names that the row has is shown.
-_COLUMNS = {
+_Columns = Mapping[str, tuple[tuple[str, ...], str]]
+COLUMNS: _Columns = {
     "reward": (("critic/score/mean",), ".4f"),
     "acc": (("reward/acc/mean",), ".4f"),
     "length": (("response_length/mean",), ".1f"),
@@ -36,6 +37,17 @@ _COLUMNS = {
     "tokens/s": (("perf/throughput",), ".0f"),
     "s": (("timing_s/step",), ".2f"),
 }
+SUPERVISED: _Columns = {  # of runs whose loss reads no reward
+    "loss": (("actor/preference_loss", "actor/pg_loss"), ".4f"),
+    "accuracy": (("rewards/accuracies", "rewards/accuracy"), ".4f"),
+    "margin": (("rewards/margins", "rewards/margin"), ".4f"),
+    "lr": (("actor/lr",), ".3g"),
+    "grad": (("actor/grad_norm",), ".4f"),
+    "tokens": (("training/trained_tokens",), ",.0f"),
+    "tokens/s": (("perf/throughput",), ".0f"),
+    "s": (("timing_s/step",), ".2f"),
+}
+_WRITTEN = ("val/loss", "val/rewards/accuracies", "val/rewards/accuracy")  # of held-out completions
 _SHOWN = 12  # rows of the live table
 
 
@@ -191,15 +203,16 @@ class Called:
 
 
 class Plain:
-    """Writes one line per row, for logs and pipes."""
+    """Writes one line per row that has anything to show, for logs and pipes."""
 
-    def __init__(self, steps: int, stream: TextIO):
-        self._steps, self._stream = steps, stream
+    def __init__(self, steps: int, stream: TextIO, columns: _Columns = COLUMNS):
+        self._steps, self._stream, self._columns = steps, stream, columns
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
-        shown = [f"{name} {text}" for name, text in _cells(row).items()] + _evaluation(row)
-        self._stream.write("  ".join([f"step {step}/{self._steps}", *shown]) + "\n")
-        self._stream.flush()
+        shown = [f"{name} {text}" for name, text in _cells(row, self._columns).items()] + _evaluation(row)
+        if shown:
+            self._stream.write("  ".join([f"step {step}/{self._steps}", *shown]) + "\n")
+            self._stream.flush()
 
     def close(self) -> None:
         pass
@@ -208,8 +221,9 @@ class Plain:
 class Live:
     """Draws a progress bar over a table of the last rows. Every row redraws it, without a thread or a timer."""
 
-    def __init__(self, steps: int, console: rich.console.Console):
+    def __init__(self, steps: int, console: rich.console.Console, columns: _Columns = COLUMNS):
         self._rows: deque[tuple[int, dict[str, str]]] = deque(maxlen=_SHOWN)
+        self._columns = columns
         self._evaluation = ""
         self._progress = rich.progress.Progress(
             rich.progress.TextColumn("step"),
@@ -224,7 +238,7 @@ class Live:
         self._live.start(refresh=True)
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
-        cells, evaluation = _cells(row), _evaluation(row)
+        cells, evaluation = _cells(row, self._columns), _evaluation(row)
         if cells:
             self._rows.append((step, cells))
         if evaluation:
@@ -236,18 +250,26 @@ class Live:
         self._live.stop()
 
     def _drawn(self) -> rich.console.Group:
-        table = rich.table.Table("step", *_COLUMNS, box=None, pad_edge=False)
+        names = [name for name in self._columns if any(name in cells for _, cells in self._rows)]
+        table = rich.table.Table("step", *names, box=None, pad_edge=False)
         for column in table.columns:
             column.justify = "right"
         for step, cells in self._rows:
-            table.add_row(str(step), *(cells.get(name, "") for name in _COLUMNS))
+            table.add_row(str(step), *(cells.get(name, "") for name in names))
         return rich.console.Group(self._progress, table, self._evaluation)
 
 
-def console(steps: int, stream: TextIO | None = None) -> Plain | Live:
-    """Returns the live table if `stream` (default: standard output) is a terminal, else a writer of plain lines."""
+def console(
+    steps: int, stream: TextIO | None = None, *, columns: _Columns = COLUMNS, quiet: bool = False
+) -> Plain | Live:
+    """Returns the live table if `stream` (default: standard output) is a terminal, else a writer of plain lines.
+
+    `columns`: what a step shows. `quiet`: plain lines on a terminal too.
+    """
     screen = rich.console.Console(file=stream or sys.stdout)
-    return Live(steps, screen) if screen.is_terminal else Plain(steps, stream or sys.stdout)
+    if quiet or not screen.is_terminal:
+        return Plain(steps, stream or sys.stdout, columns)
+    return Live(steps, screen, columns)
 
 
 class Several:
@@ -265,9 +287,9 @@ class Several:
             writer.close()
 
 
-def _cells(row: Mapping[str, float]) -> dict[str, str]:
+def _cells(row: Mapping[str, float], columns: _Columns) -> dict[str, str]:
     out = {}
-    for heading, (names, form) in _COLUMNS.items():
+    for heading, (names, form) in columns.items():
         name = next((name for name in names if name in row), None)
         if name is not None:
             out[heading] = format(float(row[name]), form)
@@ -275,8 +297,8 @@ def _cells(row: Mapping[str, float]) -> dict[str, str]:
 
 
 def _evaluation(row: Mapping[str, float]) -> list[str]:
-    """Returns the accuracies of an evaluation, without the prefix val-core/ or val-aux/."""
-    return [
+    """Returns the figures of an evaluation: of held-out completions, and accuracies without val-core/ or val-aux/."""
+    return [f"{name} {float(row[name]):.4f}" for name in _WRITTEN if name in row] + [
         f"{name.split('/', 1)[1]} {float(row[name]):.4f}"
         for name in sorted(row)
         if name.startswith("val-core/") or (name.startswith("val-aux/") and name.endswith("/greedy"))

@@ -17,6 +17,11 @@ _USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone
 _STEP, _GEN = "timing_s/step", "timing_s/gen"
 
 
+def supervised(config: Config) -> bool:
+    """Returns whether a run's loss reads no reward: written completions or a teacher say what is learned."""
+    return config.engine.name != "rows" or config.algorithm.adv_estimator == "distill"
+
+
 def figures(
     config: Config, rows: Sequence[Mapping[str, float]], auto: Mapping[str, Any] | None, cost: Callable | None
 ) -> dict[str, Any]:
@@ -28,7 +33,7 @@ def figures(
       cost: seconds of an engine step by its rows, or None without an engine of rows.
 
     Keys:
-      step_s, gen_s: median seconds of an optimizer step, and of its generation. The first step compiles and is left out.
+      step_s, gen_s: median seconds of an optimizer step, and of its generation, if any. The first step compiles and is left out.
       predicted_step_s: by auto. predicted_sync_s: of synchronous rounds, by auto.
       predicted_gen_s, counted_gen_s: generation of all steps, by the step-cost table and as measured.
       modes: {mode: {"gained": text, "cost": text}}.
@@ -40,7 +45,8 @@ def figures(
     told: dict[str, Any] = {"scheduler": config.scheduler.name, "steps": len(steps)}
     warm = timed[1:] or timed
     told["step_s"] = statistics.median(row[_STEP] for row in warm)
-    told["gen_s"] = statistics.median(row.get(_GEN, 0.0) for row in warm)
+    if config.engine.name == "rows":
+        told["gen_s"] = statistics.median(row.get(_GEN, 0.0) for row in warm)
     if auto:
         told["predicted_step_s"] = next(one["seconds"] for one in auto["modes"] if one["options"] == auto["chosen"])
         told["predicted_sync_s"] = next(
@@ -143,7 +149,8 @@ def lines(told: Mapping[str, Any]) -> list[str]:
     """Returns the figures as lines of the screen."""
     if not told:
         return []
-    out = [f"a step took {told['step_s']:.3g} s (median of {told['steps']}), its generation {told['gen_s']:.3g} s"]
+    generation = f", its generation {told['gen_s']:.3g} s" if "gen_s" in told else ""
+    out = [f"a step took {told['step_s']:.3g} s (median of {told['steps']}){generation}"]
     if (step := told.get("predicted_step_s")) is not None:
         sync = told.get("predicted_sync_s")
         beside = f", and {sync:.3g} s for synchronous rounds" if sync is not None else ""

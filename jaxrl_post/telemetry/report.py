@@ -102,10 +102,10 @@ def swap(told: Mapping) -> str:
     return f"weights reach the engine: {told['case']}; a publish writes {moved or 'nothing'}, and none through the host"
 
 
-def headline(summary: Mapping, samples: int) -> list[str]:
+def headline(summary: Mapping, samples: int, tokens: str = "sampled") -> list[str]:
     """Returns lines that describe a run's summary: the first and last evaluation, if any, and device time.
 
-    `samples`: samples per prompt of the evaluation.
+    `samples`: samples per prompt of the evaluation. `tokens`: what its tokens are called.
     """
     before, after = summary["eval"]["before"], summary["eval"]["after"]
     where, swaps = text(summary["device_time"]), [swap(summary["swap"])] if summary.get("swap") else []
@@ -118,17 +118,17 @@ def headline(summary: Mapping, samples: int) -> list[str]:
             if name in first
         ]
     if before is None:
-        return ["", *written, pace(summary), *swaps, where]
+        return ["", *written, pace(summary, tokens), *swaps, where]
     shown = {name: [found[name] for found in (before, after)] for name in ("greedy", f"mean_at_{samples}")}
     lines = [f"{name}: {_number(a)} before, {_number(b)} after" for name, (a, b) in shown.items()]
-    return ["", *lines, *written, f"{before['n']} held-out prompts, {pace(summary)}", *swaps, where]
+    return ["", *lines, *written, f"{before['n']} held-out prompts, {pace(summary, tokens)}", *swaps, where]
 
 
-def pace(summary: Mapping) -> str:
-    """Returns steps, sampled tokens and seconds of a run's last start, and how many tokens a second that makes."""
+def pace(summary: Mapping, kind: str = "sampled") -> str:
+    """Returns steps, tokens of a kind and seconds of a run's last start, and how many tokens a second that makes."""
     tokens, seconds, first = summary["tokens"], summary["seconds"], summary.get("resumed_at", 0)
     since = f" since step {first}, where it was resumed: {summary['steps'] - first} steps" if first else ""
-    return f"{summary['steps']} steps{since}, {tokens:,} sampled tokens, {seconds:.1f} s, {tokens / max(seconds, 1e-9):,.0f} tokens/s"
+    return f"{summary['steps']} steps{since}, {tokens:,} {kind} tokens, {seconds:.1f} s, {tokens / max(seconds, 1e-9):,.0f} tokens/s"
 
 
 def line(text: str, most: int = LINE) -> str:

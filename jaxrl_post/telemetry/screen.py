@@ -25,6 +25,11 @@ _LINES = {
     "seconds": ("timing_s/step", ".2f"),
     "staleness": ("off_policy/mean", ".2f"),
 }
+_SUPERVISED = {  # of runs that learn what is written: rewards of it say nothing
+    "loss": ("actor/pg_loss", ".4f"),
+    "margin": ("rewards/margins", ".4f"),
+    **{name: line for name, line in _LINES.items() if name in ("length", "longest", "grad norm", "seconds")},
+}
 
 
 def picture(files: RunFiles, width: int, now: float) -> rich.console.Group:
@@ -40,7 +45,8 @@ def picture(files: RunFiles, width: int, now: float) -> rich.console.Group:
     table = rich.table.Table(box=None, pad_edge=False, show_header=False)
     for column in ("right", "left", "left"):
         table.add_column(justify=column, no_wrap=True)
-    for heading, (name, form) in _LINES.items():
+    written = files.config.get("engine", {}).get("name", "rows") != "rows"
+    for heading, (name, form) in (_SUPERVISED if written else _LINES).items():
         values = [row[name] for row in steps if not math.isnan(row.get(name, math.nan))]
         if values:
             table.add_row(format(values[-1], form), heading, sparkline(values, max(width - 34, 8)))
