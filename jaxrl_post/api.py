@@ -15,7 +15,7 @@ from typing import Any
 from jaxrl_post import config as configs
 from jaxrl_post.launch import attempts, compile_guard, reward_start, scored
 from jaxrl_post.launch.assemble import begin
-from jaxrl_post.launch.handed import OWN, Handed
+from jaxrl_post.launch.handed import OWN, Handed, listed_rows
 from jaxrl_post.launch.policy import Policy
 from jaxrl_post.launch.saved_policy import load
 from jaxrl_post.launch.scored import Scored
@@ -23,7 +23,7 @@ from jaxrl_post.launch.stop_signal import Stopped
 from jaxrl_post.launch.trained import Trained
 from jaxrl_post.main import turn
 from jaxrl_post.parallel import liveness
-from jaxrl_post.rewards.carried import carried
+from jaxrl_post.rewards.carried import carried, several
 from jaxrl_post.serve.agents import endpoint
 from jaxrl_post.types import Sampling
 
@@ -114,10 +114,10 @@ def evaluate(
 
 def _called(callbacks: Any) -> tuple[Callable[[dict], object], ...]:
     """Returns the callbacks, of which one may have stood alone."""
-    several = (callbacks,) if callable(callbacks) else tuple(callbacks)
-    if odd := [one for one in several if not callable(one)]:
+    found = several("train: callbacks", callbacks)
+    if odd := [one for one in found if not callable(one)]:
         raise ValueError(f"train: callbacks must be functions, got {odd[0]!r}, a {type(odd[0]).__name__}")
-    return several
+    return found
 
 
 def _values(config: Any) -> dict:
@@ -159,9 +159,5 @@ def _named(option: str, given: Rows, sources: dict[str, tuple]) -> str:
     """Returns the value of a data option. Rows are added to `sources` under that name."""
     if isinstance(given, (str, Path)):
         return str(given)
-    name = f"{OWN}{option}"
-    try:
-        sources[name] = tuple(given)
-    except TypeError as error:
-        raise ValueError(f"train: {option} must be rows, a path or task:NAME, got a {type(given).__name__}") from error
-    return name
+    sources[f"{OWN}{option}"] = listed_rows(f"train: {option}", given)
+    return f"{OWN}{option}"

@@ -295,6 +295,15 @@ def test_an_interrupt_and_a_callback_that_raises_end_a_run_which_then_goes_on(he
         ({"data": [{"text": "1+1="}]}, "python:data.train, row 1"),
         ({"data": [{"prompt": "1+1=", "note": {1}}]}, "row 1, column 'note': holds a set, which no"),
         ({"callbacks": [3]}, "callbacks must be functions, got 3, a int"),
+        ({"callbacks": 3}, "callbacks must be one alone or a list, got 3, a int"),
+        ({"callbacks": "print"}, "callbacks must be functions, got 'print', a str"),
+        ({"rewards": 3}, "rewards must be one alone or a list, got 3, a int"),
+        (
+            {"rewards": {"even": "own.py:even"}},
+            "rewards must be one alone or a list, got {'even': 'own.py:even'}, a dict",
+        ),
+        ({"data": {"prompt": "1+1=", "answer": "2"}}, "data.train must be rows, a path or task:NAME, got a dict"),
+        ({"data": ["1+1="]}, "data.train: each row must be a dict, and row 1 of the list is a str"),
         ({"data": [{"prompt": "1+1=", "answer": "2"}, {"prompt": "x", "answer": "2"}]}, "python:data.train, row 2"),
     ],
 )

@@ -283,16 +283,23 @@ _TABLE: dict[str, dict[str, str]] = {
 }
 # option -> verl's default and TRL's, where one of them is another than ours; "-": it has no such option
 DEFAULTS: dict[str, tuple[str, str]] = {
+    "algorithm.adv_estimator": ("gae, with a critic", "as grpo"),
     "algorithm.clip_ratio_c": ("3.0", "off (delta)"),
     "algorithm.rollout_is": ("off", "sequence mask, with vLLM"),
     "algorithm.rollout_is_threshold": ("2.0", "3.0"),
     "algorithm.kl_loss_coef": ("0.001, with use_kl_loss", "0.0 (beta)"),
+    "algorithm.use_bias_correction_kl": ("-", "True"),
     "optimizer.b2": ("0.999", "0.999"),
     "optimizer.weight_decay": ("0.01", "0.0"),
     "optimizer.schedule": ("constant", "linear, to 0"),
+    "optimizer.final_lr_ratio": ("0.0 (min_lr_ratio)", "0.0"),
+    "lora.alpha": ("16", "32 (lora_alpha)"),
     "sampling.max_tokens": ("512", "512"),
     "scheduler.group_size": ("1 (rollout.n)", "8"),
     "scheduler.prompts": ("1024", "by the batch sizes"),
+    "scheduler.mini_batches": ("4 (1024 / 256)", "1"),
+    "steps": ("30 epochs", "3 epochs"),
+    "seed": ("-", "42"),
     "eval.temperature": ("0.0", "1.0"),
     "eval.samples": ("1", "8"),
     "checkpoint.every": ("off", "500"),

@@ -7,13 +7,30 @@ and a command that finds such a name without the program says so.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxrl_post.config import Config
 
 OWN = "python:"
+
+
+def listed_rows(what: str, given: Any) -> tuple[Mapping, ...]:
+    """Returns the rows that a program gave.
+
+    Raises:
+      ValueError: they are no dicts in an order. A table of pandas yields the names of its columns: give its records.
+    """
+    if not isinstance(given, Iterable) or isinstance(given, (Mapping, bytes)):
+        raise ValueError(f"{what} must be rows, a path or task:NAME, got a {type(given).__name__}")
+    rows = tuple(given)
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, Mapping):
+            table = '; give table.to_dict("records")' if hasattr(given, "to_dict") else ""
+            kinds = f"row {number} of the {type(given).__name__} is a {type(row).__name__}"
+            raise ValueError(f"{what}: each row must be a dict, and {kinds}{table}")
+    return rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_post import config as configs
 from jaxrl_post.data import duplicates, prompts, special_tags
 from jaxrl_post.launch import sources
-from jaxrl_post.launch.handed import OWN
+from jaxrl_post.launch.handed import OWN, listed_rows
 from jaxrl_post.launch.policy import Policy
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards import NoScores
@@ -189,7 +189,7 @@ def prompts_of(
         rows = prompts.rows(source, seed=seed, split="eval", size=most or TASK_PROMPTS, arguments=task, columns=columns)
     else:
         source = f"{OWN}data"
-        rows = sources.handed_rows(source, data, columns.row)
+        rows = sources.handed_rows(source, listed_rows("evaluate: data", data), columns.row)
     if not rows:
         raise ValueError(f"evaluate: {source} has no rows")
     rows, notes = duplicates.settled(rows, policy.config.data.duplicates, "data", source)

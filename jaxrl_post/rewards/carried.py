@@ -18,10 +18,12 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import cloudpickle
+
+from jaxrl_post.json_text import shown
 
 _PLAIN = (str, int, float, complex, bytes, bool, type(None))
 
@@ -47,10 +49,10 @@ def carried(functions: str | Callable | Sequence[str | Callable], prefix: str) -
     Raises:
       ValueError: something that is neither a function nor a path, or that holds what no other process can have.
     """
-    functions = (functions,) if isinstance(functions, str) or callable(functions) else functions
     names, code, digests = [], {}, {}
+    functions = several("rewards", functions)
     for function in functions:
-        name = function if isinstance(function, str) else _path(function)
+        name = str(function) if isinstance(function, (str, os.PathLike)) else _path(function)
         if name is None:
             short = _name(function)
             own = [f"{prefix}{short}", *(f"{prefix}{short}_{n}" for n in range(2, len(functions) + 2))]
@@ -58,6 +60,21 @@ def carried(functions: str | Callable | Sequence[str | Callable], prefix: str) -
             code[name], digests[name] = _text(function), digest(function)
         names.append(name)
     return Carried(tuple(names), code, digests)
+
+
+def several(what: str, given: Any) -> tuple:
+    """Returns functions or paths, of which one may stand alone. None is none of them.
+
+    Raises:
+      ValueError: it is nothing that holds them in an order.
+    """
+    if given is None:
+        return ()
+    if isinstance(given, (str, os.PathLike)) or callable(given):
+        return (given,)
+    if isinstance(given, Iterable) and not isinstance(given, (Mapping, Set, bytes)):
+        return tuple(given)
+    raise ValueError(f"{what} must be one alone or a list, got {shown(given, 80)}, a {type(given).__name__}")
 
 
 def _name(function: Any) -> str:
