@@ -24,7 +24,7 @@ def get_config():
     c.model.path = str(HERE / "demo_policy")  # config.json, model.safetensors, tokenizer.json
 
     c.data.train, c.eval.data = str(HERE / "own" / "train.jsonl"), str(HERE / "own" / "held_out.jsonl")
-    c.data.overlong = "drop"  # prompts that leave no room for an answer; they are counted
+    c.data.overlong = "drop"  # prompts that leave no room for a rollout; they are counted
     c.data.duplicates = "number"  # equal rows are prompts of their own
     c.reward.functions = (f"{HERE / 'own' / 'reward.py'}:score", "jaxrl_post.rewards.format:required")
     c.reward.weights, c.reward.workers, c.reward.timeout_s = (1.0, 0.1), 2, 5.0

@@ -3,8 +3,8 @@
     python scripts/assistant_masks.py FOLDER OUT [TRL_TEMPLATE ...]
 
 FOLDER holds the tokenizer. Without names the templates are those of tests/mask_arms.py, and OUT is what
-tests/goldens/assistant_masks.json holds (written by transformers 5.24.0), with the cuts of completions behind prompts. Else they
-are those files of trl's chat_templates.
+tests/goldens/assistant_masks.json holds (written by transformers 5.24.0). Else they are those files of trl's chat_templates. Cuts of
+completions behind prompts are of mask_arms.HEADS, or of those files.
 """
 
 from __future__ import annotations
@@ -29,11 +29,8 @@ def main(folder: str, out: str, *names: str) -> None:
         name: [masked(words, template, talk) for talk in mask_arms.CONVERSATIONS]
         for name, template in templates.items()
     }
-    text = (
-        {"templates": templates}
-        if names
-        else {"cuts": {name: cuts(words, one) for name, one in mask_arms.HEADS.items()}}
-    )
+    text = {"templates": templates} if names else {}
+    text["cuts"] = {name: cuts(words, one) for name, one in (text.get("templates") or mask_arms.HEADS).items()}
     Path(out).write_text(json.dumps({"versions": versions, "masks": found, **text}) + "\n")
 
 
