@@ -26,7 +26,7 @@ RESULTS = ROOT / "scripts" / "results"
 _ROW = re.compile(r"^\| (?P<what>[^|]+) \| (?P<value>[^|]+) \| `(?P<file>[\w-]+\.json)` \| `(?P<key>[^`]+)` \|$")
 _TABLE = re.compile(r"^(<!-- modes: ([\w-]+\.json) -->)$.*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(
-    r"^Measured at commit `\w+` in [\d,]+ s by `python scripts/show\.py (?P<name>[\w-]+)`(?P<rest>.*)$"
+    r"^Measured at commit `\w+` in [\d,]+ s by `python scripts/(?P<kind>show|bench)\.py (?P<name>[\w-]+)`(?P<rest>.*)$"
 )
 
 
@@ -78,7 +78,7 @@ def _line(line: str, results: Path) -> str:
         read = json.loads((results / f"{command['name']}.json").read_text())
         return (
             f"Measured at commit `{read['commit'][:7]}` in {read['seconds']:,.0f} s "
-            f"by `python scripts/show.py {command['name']}`{command['rest']}"
+            f"by `python scripts/{command['kind']}.py {command['name']}`{command['rest']}"
         )
     return line
 

@@ -305,7 +305,10 @@ class OptimizerConfig:
     """AdamW. Norms, biases and other vectors are not decayed."""
 
     lr: float = at_least(
-        1e-6, 0.0, doc="The largest learning rate. The configs of the demos and of LoRA set higher ones."
+        1e-6,
+        0.0,
+        doc="The largest learning rate. 1e-6 is for all weights of models from 0.5B on; small policies and low-rank additions "
+        "take 1e-4 or more.",
     )
     schedule: str = one_of(
         "constant",
