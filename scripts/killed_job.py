@@ -1,7 +1,7 @@
 """One of two processes of a job is killed at moments drawn from seeds: the other ends by itself, and the job goes on.
 
-An arm of the show `faults`. No launcher ends the other process or cleans up behind it, except before the two have joined:
-then neither knows of the other yet, and the launcher's own limit ends it. The same command resumes the job after each kill.
+An arm of the show `faults`. No launcher ends the other process or cleans up behind it. Before the two have joined, neither
+knows of the other, and there the launcher's own limit ends it. The same command resumes the job after each kill.
 At its end the job equals one that nobody disturbed, bit for bit.
 """
 
