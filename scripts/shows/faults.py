@@ -25,7 +25,7 @@ import killed_job
 import killed_reward_workers
 from killed import Runs, steps
 
-MINUTES = 25.0
+MINUTES = 30.0
 STEPS = 48
 DEADLINE_S = 12
 SHORT = (
