@@ -12,6 +12,7 @@ import rich.console
 
 from jaxrl_post.commands import report, watch
 from jaxrl_post.telemetry import screen
+from jaxrl_post.telemetry.page import document
 from jaxrl_post.telemetry.page.run_files import opened
 
 
@@ -25,6 +26,19 @@ def test_a_sparkline_by_hand():
     assert screen.sparkline([0, 7, 14], 10) == "▁▅█  0 to 14"  # half of 7 levels, rounded to the even one
     assert screen.sparkline([0, 2, 4, 6], 2) == "▁█  1 to 5"
     assert screen.sparkline([3.0], 5) == "▁  3 to 3"
+
+
+def test_runs_that_learn_what_is_written_show_loss_and_no_reward(tmp_path):
+    run = made_run.make(tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"engine": {"name": "demonstrations"}}))
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) | {"actor/pg_loss": 1.5, "rewards/margins": 0.25} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text, names = drawn(run), {*document.data([run])["runs"][0]["curves"]["metrics"]}
+    assert "1.5000  loss" in text and "0.2500  margin" in text and "  reward  " not in text
+    assert {"actor/pg_loss", "rewards/margins", "response_length/mean"} <= names
+    assert not [name for name in names if name.startswith(("critic/score", "critic/rewards", "reward/", "frac_reward"))]
 
 
 def test_the_picture_of_a_run_that_goes_on(tmp_path):

@@ -45,8 +45,7 @@ def picture(files: RunFiles, width: int, now: float) -> rich.console.Group:
     table = rich.table.Table(box=None, pad_edge=False, show_header=False)
     for column in ("right", "left", "left"):
         table.add_column(justify=column, no_wrap=True)
-    written = files.config.get("engine", {}).get("name", "rows") != "rows"
-    for heading, (name, form) in (_SUPERVISED if written else _LINES).items():
+    for heading, (name, form) in (_SUPERVISED if files.written else _LINES).items():
         values = [row[name] for row in steps if not math.isnan(row.get(name, math.nan))]
         if values:
             table.add_row(format(values[-1], form), heading, sparkline(values, max(width - 34, 8)))

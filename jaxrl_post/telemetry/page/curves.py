@@ -11,10 +11,23 @@ from jaxrl_post.telemetry.page.thinned import evenly
 MOST = 400  # steps that are drawn
 
 
-def curves(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+_OF_REWARDS = (
+    "critic/score/",
+    "critic/rewards/",
+    "reward/",
+    "reward_std",
+    "frac_reward_zero_std",
+    "response_length/correct",
+)
+
+
+def curves(rows: Sequence[Mapping[str, float]], written: bool = False) -> dict[str, Any]:
     """Returns the curves of a run.
 
     Rows of one step are joined: those of an evaluation belong to the step whose weights it used.
+
+    Args:
+      written: whether the data holds the rollouts. Then no curve is of their rewards.
 
     Returns:
       steps: the steps drawn, at most MOST of those with a row.
@@ -28,6 +41,7 @@ def curves(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     evaluated = [step for step in sorted(joined) if any(name.startswith("val-") for name in joined[step])]
     steps = sorted({*steps, *evenly(evaluated, MOST)})
     names = sorted({name for step in steps for name in joined[step]})
+    names = [name for name in names if not (written and name.startswith(_OF_REWARDS))]
     return {
         "steps": steps,
         "all": len(joined),

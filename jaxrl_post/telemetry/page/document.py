@@ -84,7 +84,7 @@ def _run(files: RunFiles, name: str, runs: int) -> dict[str, Any]:
         "config": files.config,
         "derived": files.derived,
         "summary": files.summary,
-        "curves": curves(files.rows),
+        "curves": curves(files.rows, files.written),
         "times": times(files.steps),
         "lengths": lengths(files.logged("rollouts")),
         "rollouts": some,

@@ -32,6 +32,11 @@ class RunFiles:
     def derived(self) -> dict[str, Any]:
         return self._told("config.json").get("derived", {})
 
+    @property
+    def written(self) -> bool:
+        """Whether the data holds the rollouts, so that their rewards say nothing of the policy."""
+        return self.config.get("engine", {}).get("name", "rows") != "rows"
+
     @cached_property
     def summary(self) -> dict[str, Any]:
         """Returns summary.json, or an empty mapping before the run has ended."""

@@ -53,7 +53,7 @@ function tilesOf(run) {
   if (rewards.length) out.push(["Training reward", shown(rewards[rewards.length - 1][1]), `${shown(rewards[0][1])} at step ${rewards[0][0]}`]);
   const last = run.curves.steps[run.curves.steps.length - 1];
   out.push(["Optimizer steps", shown(told.steps === undefined ? last : told.steps), told.steps === undefined ? "the run has not ended" : `of ${shown(run.config.steps)}`]);
-  if (told.tokens !== undefined) out.push(["Sampled tokens", shown(told.tokens), "for training"]);
+  if (told.tokens !== undefined) out.push([run.config.engine && run.config.engine.name !== "rows" ? "Trained tokens" : "Sampled tokens", shown(told.tokens), "for training"]);
   if (told.seconds !== undefined) out.push(["Seconds", shown(told.seconds), "with compilation, since the last start"]);
   const shares = run.times.shares;
   const useful = (shares.generating || 0) + (shares.training || 0);
