@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 FLOORS = {  # of rooms: files and folders on the first level of the package
-    -1: ("json_text", "buckets"),
+    -1: ("json_text", "written", "buckets"),
     0: ("types", "parallel", "config"),
     1: ("protocols", "history", "checkpoint", "data", "models", "algorithms", "kernels"),
     2: ("loop", "scheduler", "rewards", "telemetry", "engine", "trainer"),
@@ -28,6 +28,7 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 HOST = (  # module prefixes without jax
     "types",
     "json_text",
+    "written",
     "config",
     "buckets",
     "protocols",

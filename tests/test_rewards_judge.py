@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -344,6 +345,16 @@ def test_a_cache_that_cannot_be_written_costs_no_verdict(serve, tmp_path, caplog
     one = judge(endpoint, cache=str(tmp_path / "cache"))
     (tmp_path / "cache").write_text("in the way")
     assert ask(one) == 1.0 and "the verdict could not be kept" in caplog.text
+
+
+def test_a_verdict_that_cannot_be_renamed_leaves_nothing_in_the_cache(serve, tmp_path, caplog, monkeypatch):
+    def fails(part, file):
+        raise OSError(116, "Stale file handle", str(part), None, str(file))
+
+    one = judge(serve((200, "VERDICT: 1")), cache=str(tmp_path))
+    monkeypatch.setattr(Path, "replace", fails)
+    assert ask(one) == 1.0 and "the verdict could not be kept" in caplog.text
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("text", ["{" * 3000, '{"a": ' + "1" * 5000 + "}", "{\x00", "VERDICT: " + "9" * 400])

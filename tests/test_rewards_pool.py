@@ -317,6 +317,14 @@ def test_what_graders_print_goes_to_one_file_of_bounded_size(graders, tmp_path, 
     assert len(more) <= 2 and more[-1].startswith("... this file holds at most") and capfd.readouterr() == ("", "")
 
 
+def test_graders_that_print_go_on_where_the_disk_is_full(graders, caplog):
+    """Every write to /dev/full fails as on a full disk."""
+    with pool(graders, "talks", timeout_s=20.0, printed=Printed("/dev/full")) as rewards:
+        for _ in range(2):
+            assert scores(rewards, *"abcd").scored.all()
+    assert caplog.text.count("what reward functions print is dropped") == 1 and "/dev/full" in caplog.text
+
+
 def test_an_exception_is_shown_once_with_its_place_and_traceback_and_then_counted(graders, caplog):
     with pool(graders, "deep", timeout_s=20.0) as rewards:
         out = scores(rewards, "a", "x", "y", "z")

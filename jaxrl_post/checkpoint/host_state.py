@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_post import written
+
 _ARRAY = "__array__"  # {"__array__": name} in state.json stands for an array of arrays.npz
 
 
@@ -21,8 +23,10 @@ def write_state(folder: Path, state: Mapping) -> None:
     arrays: dict[str, np.ndarray] = {}
     text = json.dumps(_plain(state, arrays, "state"), sort_keys=True)
     folder.mkdir(parents=True)
-    (folder / "state.json").write_text(text, encoding="utf-8")
-    np.savez(folder / "arrays.npz", **arrays)
+    with written.naming(folder / "state.json"):
+        (folder / "state.json").write_text(text, encoding="utf-8")
+    with written.naming(folder / "arrays.npz"):
+        np.savez(folder / "arrays.npz", **arrays)
 
 
 def copied(state: Any) -> Any:

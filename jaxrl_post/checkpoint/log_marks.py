@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from jaxrl_post import written
+
 LOGS = (
     "metrics.jsonl",
     "scheduler_log.jsonl",
@@ -24,7 +26,7 @@ def marks(folder: Path) -> dict[str, int]:
     out = {}
     for name in LOGS:
         if (folder / name).is_file():
-            with open(folder / name, "rb") as file:
+            with written.naming(folder / name), open(folder / name, "rb") as file:
                 os.fsync(file.fileno())
                 out[name] = os.fstat(file.fileno()).st_size
     return out

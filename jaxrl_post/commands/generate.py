@@ -22,12 +22,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxrl_post import config as configs
+from jaxrl_post import written
 from jaxrl_post.commands.arguments import Arguments, answered, law, sampled, whole
 
 
@@ -51,9 +50,7 @@ def _print(flags: argparse.Namespace) -> int:
     configs.refuse_url(flags.json, "--json")
     rows = list(_generated(flags))
     if flags.json:
-        part = Path(f"{flags.json}.part")
-        part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        os.replace(part, flags.json)
+        written.whole(flags.json, "".join(json.dumps(row) + "\n" for row in rows))
     for row in rows:
         print(f"{row['prompt']!r} #{row['sample']} ({row['finish']}, {len(row['tokens'])} tokens)\n{row['text']}\n")
     return 0

@@ -56,6 +56,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_post import config as configs
+from jaxrl_post import written
 from jaxrl_post.buckets.address import is_bucket
 from jaxrl_post.commands.arguments import Arguments, answered, number, whole
 from jaxrl_post.json_text import shown
@@ -218,7 +219,5 @@ def _write(folder: Path, files: dict[str, str]) -> None:
     """Writes the files, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        part = folder / f"{name}.part"
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, folder / name)
+        written.whole(folder / name, text)
         print(f"wrote {folder / name}")

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_post import config as configs
-from jaxrl_post import evaluation
+from jaxrl_post import evaluation, written
 from jaxrl_post.buckets.followers import Follower
 from jaxrl_post.buckets.mirror import Mirror, Nowhere
 from jaxrl_post.checkpoint import store
@@ -366,7 +366,7 @@ def recorded_scheduler(
         scheduler = registry.planned(scheduler, parts.replicas(config, start.model, start.cost))
     if order is not None:
         scheduler = Curricular(scheduler, order)
-    decisions = stack.enter_context(open(mine / "scheduler_log.jsonl", "a", buffering=1, encoding="utf-8"))
+    decisions = stack.enter_context(written.Log(mine / "scheduler_log.jsonl"))
     return Recorder(scheduler, decisions.write)
 
 

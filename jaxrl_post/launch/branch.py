@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_post import config as configs
+from jaxrl_post import written
 from jaxrl_post.checkpoint import identity, store
 from jaxrl_post.checkpoint.signed_files import MANIFEST
 from jaxrl_post.history import History
@@ -247,7 +248,7 @@ def _positions(state: Mapping) -> Iterator[int]:
 def write(place: Path, parent: Parent) -> None:
     """Writes parent.json into the folder of a new run."""
     text = json.dumps(parent.told() | {"changes": parent.changes, "position": parent.position, "again": parent.again})
-    (place / FILE).write_text(text + "\n", encoding="utf-8")
+    written.whole(place / FILE, text + "\n")
 
 
 def read(place: Path) -> Parent | None:

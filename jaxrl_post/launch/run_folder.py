@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import jax
 
-from jaxrl_post import json_text
+from jaxrl_post import json_text, written
 from jaxrl_post.checkpoint.disks import ONE_DISK, Disks
 from jaxrl_post.config import Config, fields
 from jaxrl_post.launch import run_lock
@@ -265,6 +264,4 @@ def contents(folder: Path) -> list[str]:
 
 def write_json(path: Path, value: dict) -> None:
     """Writes a JSON file, whole or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    written.whole(path, json.dumps(value, indent=2, allow_nan=False) + "\n")

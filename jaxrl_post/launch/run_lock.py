@@ -15,8 +15,8 @@ import socket
 import stat
 import time
 from pathlib import Path
-from typing import TextIO
 
+from jaxrl_post import written
 from jaxrl_post.checkpoint.disks import ONE_DISK, Disks
 from jaxrl_post.parallel.processes import any_text
 
@@ -48,14 +48,16 @@ def hold(folder: Path, stack: contextlib.ExitStack, disks: Disks = ONE_DISK) -> 
 
 @contextlib.contextmanager
 def _held(folder: Path):
-    with open(folder / NAME, "a+", encoding="utf-8", opener=_own) as file:
+    with open(folder / NAME, "ab", buffering=0, opener=_own) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        _write(file, json.dumps(about))
+        with written.naming(folder / NAME):
+            file.truncate(0)
+            file.write(json.dumps(about).encode("utf-8"))
         try:
             yield
         finally:
-            _write(file, "")
+            file.truncate(0)
 
 
 def _own(path: str, flags: int) -> int:
@@ -70,12 +72,6 @@ def _own(path: str, flags: int) -> int:
         os.close(descriptor)
         raise OSError(errno.EEXIST, "it is no file of this folder alone; remove it", path)
     return descriptor
-
-
-def _write(file: TextIO, text: str) -> None:
-    file.truncate(0)
-    file.write(text)
-    file.flush()
 
 
 def _holder(folder: Path) -> str:

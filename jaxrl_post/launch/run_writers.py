@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jaxrl_post import config as configs
+from jaxrl_post import written
 from jaxrl_post.engine.elastic import Elastic
 from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.kernels import sampling
@@ -76,7 +77,7 @@ def drawn_traces(
     """Opens the trace of the first `trace_rounds` rounds; none where that is 0."""
     if not config.trace_rounds:
         return []
-    file = stack.enter_context(open(mine / f"trace_{learner.step:06d}.json", "w", encoding="utf-8"))
+    file = stack.enter_context(written.Log(mine / f"trace_{learner.step:06d}.json", "w"))
     trace = RingTrace(file.write, watch.now, slots=config.engine.slots, rounds=config.trace_rounds)
     watch.listeners.append(trace.phase)
     stack.callback(trace.close)

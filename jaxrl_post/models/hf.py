@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_post import json_text
+from jaxrl_post import json_text, written
 from jaxrl_post.json_text import said, shown
 from jaxrl_post.models import families, tensor_file
 from jaxrl_post.models.families import Tensor
@@ -287,11 +287,12 @@ def save(
     directory.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        _write_tensors(made, tensors, values, jnp.dtype(dtype), max_file_bytes)
-        _write_json(made / "config.json", about)
-        _write_json(made / "generation_config.json", _ids(eos_ids, bos_id))
-        for file in files:
-            shutil.copyfile(file, made / file.name)
+        with written.naming(directory):
+            _write_tensors(made, tensors, values, jnp.dtype(dtype), max_file_bytes)
+            _write_json(made / "config.json", about)
+            _write_json(made / "generation_config.json", _ids(eos_ids, bos_id))
+            for file in files:
+                shutil.copyfile(file, made / file.name)
         made.chmod(0o755)
         swap_in(made, directory)
     finally:

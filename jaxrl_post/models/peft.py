@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_post import json_text
+from jaxrl_post import json_text, written
 from jaxrl_post.json_text import said, shown
 from jaxrl_post.models import config_keys as keys
 from jaxrl_post.models import families, hf, lora, tensor_file
@@ -167,8 +167,9 @@ def save(directory: str | Path, model: ModelConfig, adapter: Mapping, *, base: s
     made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
         shapes = {name: tensor.shape for name, tensor in all_of_them.items()}
-        tensor_file.write(made / TENSORS, shapes, np.dtype(np.float32), values)
-        (made / CONFIG).write_text(json.dumps(_config(model.lora, base), indent=2) + "\n", encoding="utf-8")
+        with written.naming(directory):
+            tensor_file.write(made / TENSORS, shapes, np.dtype(np.float32), values)
+            (made / CONFIG).write_text(json.dumps(_config(model.lora, base), indent=2) + "\n", encoding="utf-8")
         made.chmod(0o755)
         hf.swap_in(made, directory)
     finally:

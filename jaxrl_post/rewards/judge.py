@@ -185,11 +185,14 @@ class Judge:
         """
         if self._cache is None:
             return
-        file = self._file(body)
+        file, made = self._file(body), None
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
+                made = Path(part.name)
                 part.write(json.dumps({"verdict": found}))
-            Path(part.name).replace(file)
+            made.replace(file)
         except OSError as error:
+            if made is not None:
+                made.unlink(missing_ok=True)
             _log.warning("judge: the verdict could not be kept in %s: %s", file, error)

@@ -7,16 +7,21 @@ never waits for the ring, and what it prints cannot fill a disk.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import threading
 from pathlib import Path
 
+_log = logging.getLogger(__name__)
 MOST = 8 << 20  # bytes of the file
 _LINE = 1 << 16  # bytes of a line; a longer one is written in parts
 
 
 class Printed:
-    """Appends lines to a file, which is made with the first one. Beyond `most` bytes it drops them, and says so once."""
+    """Appends lines to a file, which is made with the first one. Beyond `most` bytes it drops them, and says so once.
+
+    So it does where the file cannot be written: a function that prints never fails or waits for that.
+    """
 
     def __init__(self, path: str | Path, most: int = MOST):
         self._path, self._most = Path(path), most
@@ -45,8 +50,12 @@ class Printed:
         with self._lock:
             if self._full:
                 return
-            with open(self._path, "ab") as file:
-                if file.tell() + len(line) > self._most:
-                    self._full = True
-                    line = f"... this file holds at most {self._most} bytes; what follows is dropped\n".encode()
-                file.write(line)
+            try:
+                with open(self._path, "ab") as file:
+                    if file.tell() + len(line) > self._most:
+                        self._full = True
+                        line = f"... this file holds at most {self._most} bytes; what follows is dropped\n".encode()
+                    file.write(line)
+            except OSError as error:
+                self._full = True
+                _log.warning("%s cannot be written (%s): what reward functions print is dropped", self._path, error)

@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from jaxrl_post.telemetry.rollout_log import _whole
+from jaxrl_post import written
 from jaxrl_post.types import RolloutId
 
 JOURNALS = ("rewards.jsonl", "eval_rewards.jsonl")
@@ -24,11 +24,10 @@ class Journal:
     """Appends each joined score to rewards.jsonl, one JSON object per line."""
 
     def __init__(self, path: str | Path):
-        self._file = open(path, "a", encoding="utf-8")
+        self._file = written.Log(path)
 
     def write(self, record: Mapping) -> None:
         self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
 
     def close(self) -> None:
         self._file.close()
@@ -96,7 +95,7 @@ def put_aside(journal: str | Path, start: int) -> None:
         aside(journal).unlink(missing_ok=True)
         return
     lines = [{"start": start}, *later]
-    _whole(aside(journal), "".join(json.dumps(line) + "\n" for line in lines).encode())
+    written.whole(aside(journal), "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read_aside(journal: str | Path) -> Journaled:

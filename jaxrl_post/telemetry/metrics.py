@@ -21,7 +21,7 @@ import rich.live
 import rich.progress
 import rich.table
 
-from jaxrl_post import json_text
+from jaxrl_post import json_text, written
 from jaxrl_post.types import Finish, Group
 
 _TIMED = ("timing_s/", "timing_per_token_ms/", "perf/", "memory/")
@@ -153,10 +153,10 @@ class Jsonl:
     """Writes metrics.jsonl: one object per row, "step" first, names sorted. Values that are not finite become null."""
 
     def __init__(self, path: str | Path):
-        self._file = open(path, "a", encoding="utf-8")
+        self._file = written.Log(path)
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
-        """Appends a row. A crash of the process cannot lose it afterwards, a crash of the machine can."""
+        """Appends a row, as written.Log does."""
         numbers = {name: float(row[name]) for name in sorted(row)}
         self._file.write(
             json.dumps(
@@ -164,7 +164,6 @@ class Jsonl:
             )
             + "\n"
         )
-        self._file.flush()
 
     def close(self) -> None:
         self._file.close()

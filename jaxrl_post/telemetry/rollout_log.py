@@ -23,7 +23,6 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_post import written
 from jaxrl_post.types import PER_TOKEN, Finish, Group, Prompt, Rollout, RolloutId
 
 # arrays of a file that do not grow with its tokens
@@ -64,7 +64,7 @@ class RolloutLog:
     def write(self, step: int, groups: Sequence[Group]) -> None:
         """Writes a file and a line of the index: step, file, num_groups, num_rollouts, num_tokens, bytes, sha256."""
         name, data = f"step_{step:06d}.npz", to_bytes(groups)
-        _whole(self._folder / name, data)
+        written.whole(self._folder / name, data)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         line = {
             "step": step,
@@ -75,7 +75,7 @@ class RolloutLog:
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
-        with open(self._folder / "index.jsonl", "a", encoding="utf-8") as index:
+        with written.Log(self._folder / "index.jsonl") as index:
             index.write(json.dumps(line) + "\n")
 
 
@@ -248,9 +248,3 @@ def _plain(value):
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} in a prompt's columns cannot be logged: {value!r}")
-
-
-def _whole(path: Path, data: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(data)
-    os.replace(part, path)

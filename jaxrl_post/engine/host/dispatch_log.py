@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxrl_post import written
 from jaxrl_post.engine.host.wire import USES, DispatchResult
 
 
@@ -77,7 +78,7 @@ def logged(engines: Iterable[Any], path: Path) -> Iterator[None]:
     if not reporting:
         yield
         return
-    with open(path, "a", buffering=1, encoding="utf-8") as file:
+    with written.Log(path) as file:
         for engine in reporting:
             engine.report = lambda dispatch: file.write(dispatch.line())
         try:

@@ -7,11 +7,11 @@ Invariant: no character of a run can end that element, because each `<` is writt
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxrl_post import written
 from jaxrl_post.json_text import shown
 from jaxrl_post.telemetry.page import tokens
 from jaxrl_post.telemetry.page.curves import curves
@@ -32,11 +32,8 @@ def write(folders: Sequence[str | Path], out: str | Path) -> Path:
       ValueError: no run, too many, one twice, a folder that is no run's, or a damaged log.
     """
     text = page(data(folders))
-    out = Path(out)
-    part = out.with_name(f"{out.name}.part")
-    part.write_text(text, encoding="utf-8", errors="backslashreplace")
-    os.replace(part, out)
-    return out
+    written.whole(out, text.encode("utf-8", "backslashreplace"))
+    return Path(out)
 
 
 def data(folders: Sequence[str | Path]) -> dict[str, Any]:
