@@ -96,6 +96,26 @@ def test_a_full_disk_is_said_retried_and_ends_the_run_in_the_end(tmp_path, monke
     same(saves(tmp_path).newest(), 4)
 
 
+def test_a_step_is_saved_although_an_older_one_cannot_be_removed(tmp_path, monkeypatch):
+    said, real = [], os.replace
+
+    def refuse(path, to):
+        if str(to).endswith(".gone"):
+            raise OSError(5, "Input/output error", str(path), None, str(to))
+        real(path, to)
+
+    ours = saves(tmp_path, said=said)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse)
+        for step in (1, 2, 3, 4, 5):  # more than max_failures
+            ours.save(step, tree(step), host(step), ABOUT, last=True)
+    assert len(said) == 3 and said[0].startswith("CHECKPOINT: step 3 is saved, and an older one cannot be removed: ")
+    assert "step_000001.gone" in said[0] and ours.lost == ""
+    ours.save(6, tree(6), host(6), ABOUT)
+    assert names(tmp_path) == ["step_000005", "step_000006"] and len(said) == 3
+    same(saves(tmp_path).newest(), 6)
+
+
 def test_a_failed_save_after_which_nothing_can_be_read_is_a_line_too(tmp_path):
     said = []
     ours = saves(tmp_path, said=said)
@@ -120,10 +140,15 @@ def test_a_folder_that_cannot_be_changed_is_one_sentence(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), ValueError("RESOURCE_EXHAUSTED: Error writing")]
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        ValueError("RESOURCE_EXHAUSTED: Error writing"),
+        NotImplementedError("UNIMPLEMENTED: Error writing: Invalid cross-device link"),
+    ],
 )
 def test_a_disk_that_fills_during_a_save_leaves_nothing_of_it(tmp_path, monkeypatch, error):
-    """Orbax raises a ValueError where the disk is full."""
+    """Orbax raises a ValueError where the disk is full, and a NotImplementedError where the file system has no such rename."""
     said = []
     ours = saves(tmp_path, said=said)
     ours.save(1, tree(1), host(1), ABOUT)

@@ -8,10 +8,12 @@ with the files of all processes is then the same as on one disk.
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
+import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,7 +61,7 @@ class OneDisk:
 
     def write(self, folder: Path, given: Mapping[str, Any]) -> None:
         if jax.process_index() in holders(given):
-            with checkpointer(given) as writer:
+            with _silent(), checkpointer(given) as writer:
                 writer.save(folder.absolute(), args=_asked(given))
 
     def bring(self, part: Path, own: Mapping) -> None:
@@ -126,6 +128,17 @@ class OwnDisks:
         found = [(index, self._board.get(key, _WAIT_S)) for index, key in keys.items()]
         self._board.remove(str(self._round))
         return found
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Keeps Orbax from logging the stack of each of its threads at an error, which it then raises."""
+    log = logging.getLogger("absl")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _asked(given: Mapping[str, Any]) -> Any:

@@ -28,6 +28,7 @@ from typing import Any
 
 import jax
 
+from jaxrl_post import written
 from jaxrl_post.checkpoint.arrays import SPARE, OnHost, Saved, kinds, named
 from jaxrl_post.checkpoint.disks import Disks, OneDisk
 from jaxrl_post.checkpoint.host_state import read_state, write_state
@@ -43,7 +44,8 @@ from jaxrl_post.checkpoint.signed_files import (
     read_key,
 )
 
-_FAILURES = (OSError, ValueError)  # Orbax raises the latter where the disk is full
+# Orbax raises the second where the disk is full, and the third where a file system refuses a rename as not known to it.
+_FAILURES = (OSError, ValueError, NotImplementedError)
 
 
 class SaveFailed(RuntimeError):
@@ -145,7 +147,8 @@ class Checkpoints:
         if not path.is_file() and not self.steps():
             self._folder.mkdir(parents=True, exist_ok=True)
             part = path.with_name(f"{KEY}.part")
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            secret = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with written.naming(path), open(secret, "w") as file:
                 file.write(secrets.token_hex(32))
             os.replace(part, path)
         return read_key(self._folder)
@@ -173,7 +176,7 @@ class Checkpoints:
             os.replace(part, path)
             self._reach("after_save")
             _settle(self._folder)
-            self._prune()
+            self._prune(step)
 
     def newest(self) -> Saved | None:
         """Returns the newest valid step, or None where nothing was saved yet.
@@ -277,8 +280,7 @@ class Checkpoints:
 
     def _prepare(self) -> str:
         """Removes leftovers of a kill. Returns an empty text, or why no step can be verified."""
-        for leftover in [*self._folder.glob("*.part"), *self._folder.glob("step_*.gone")]:
-            _remove(leftover)
+        self._remove_leftovers()
         try:
             key = self._key() if self._folder.is_dir() else b""
         except (OSError, ValueError) as error:
@@ -292,6 +294,11 @@ class Checkpoints:
                 f"{MANIFEST} was changed; put it back, or begin a new run"
             )
         return ""
+
+    def _remove_leftovers(self) -> None:
+        """Removes what a kill or a failed save left. Threads of Orbax may write on while a failed save is removed."""
+        for leftover in [*self._folder.glob("*.part"), *self._folder.glob("step_*.gone")]:
+            _remove(leftover)
 
     def _all_damaged(self) -> str:
         """Returns an empty text, or that steps were saved and all of them are damaged."""
@@ -310,8 +317,20 @@ class Checkpoints:
         reasons = [listed(self._folder / _name(step), key)[1] for step in self.steps()]
         return len(reasons) > 1 and all(reason == UNSIGNED for reason in reasons)
 
-    def _prune(self) -> None:
-        """Deletes all but the newest `keep_last` steps. Steps with a missing or cut file are left alone."""
+    def _prune(self, step: int) -> None:
+        """Deletes all but the newest `keep_last` steps, or says why it cannot: the step is saved all the same.
+
+        Steps with a missing or cut file are left alone."""
+        try:
+            self._remove_leftovers()
+            self._delete_old()
+        except _FAILURES as error:
+            self._say(
+                f"CHECKPOINT: step {step} is saved, and an older one cannot be removed: {_one_line(error)}; the next save "
+                "tries again"
+            )
+
+    def _delete_old(self) -> None:
         whole = [step for step in self.steps() if self._disks.whole(self._folder / _name(step), self._key)]
         for step in whole[: -self._keep]:
             path = self._folder / _name(step)
@@ -330,11 +349,13 @@ def _number(path: Path) -> int:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+    """Returns the words of an error. Those of tensorstore name the reason last, before a list of its options."""
+    text = re.split(r" \[(?:os_error_code|tensorstore_spec|source locations)=", " ".join(str(error).split()))[0]
+    return text if len(text) <= 300 else f"{text[:90]} ... {text[-200:]}"
 
 
 def _write_json(path: Path, value: Mapping) -> None:
-    with open(path, "w", encoding="utf-8") as file:
+    with written.naming(path), open(path, "w", encoding="utf-8") as file:
         json.dump(value, file, indent=1, sort_keys=True)
         file.flush()
         os.fsync(file.fileno())
