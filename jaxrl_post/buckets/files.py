@@ -5,7 +5,6 @@ Invariant: a copy is of one listing of the bucket, and is whole or not there. It
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import shutil
@@ -61,7 +60,10 @@ def _copy(objects: Objects, there: dict[str, str], place: Path) -> None:
             (part / name).parent.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch") as pool:
             list(pool.map(lambda name: objects.save(name, there[name], part / name), there))
-        with contextlib.suppress(OSError):  # another process of this machine was faster
+        try:
             part.rename(place)
+        except OSError:
+            if not place.is_dir():  # else another process of this machine was faster
+                raise
     finally:
         shutil.rmtree(part, ignore_errors=True)

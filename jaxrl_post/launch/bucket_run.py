@@ -169,9 +169,13 @@ def config_folder(run_dir: str, must_exist: bool) -> str:
     if not place.is_dir():
         part = Path(tempfile.mkdtemp(dir=own, prefix="config.part-"))
         _fetched(objects, commits, part, lambda line: None, lambda name: name == "config.json")
-        with contextlib.suppress(OSError):  # another one was faster
+        try:
             part.rename(place)
-        shutil.rmtree(part, ignore_errors=True)
+        except OSError:
+            if not place.is_dir():  # else another one was faster
+                raise
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     return str(place)
 
 
