@@ -180,6 +180,35 @@ def test_a_lease_that_nobody_renews_is_taken_when_it_ends(server, open_at, monke
     assert [one.tree for one in record.read(objects).commits] == ["trees/y"]
 
 
+@pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
+def test_a_live_run_is_not_taken_by_a_host_whose_clock_differs(server, open_at, monkeypatch, ahead):
+    """The holder's clock is an hour behind or ahead. While it renews, its run is refused. Then it is taken after a wait."""
+    monkeypatch.setattr(record, "LEASE_S", 1.2)
+    monkeypatch.setattr(record, "LAPSED_S", 0.8)
+    monkeypatch.setattr(record, "_POLL_S", 0.05)
+    objects, real, over = open_at(server), time.time, threading.Event()
+    holder = {threading.get_ident()}
+    monkeypatch.setattr(time, "time", lambda: real() + ahead * (threading.get_ident() in holder))
+    held = record.take(objects, print)
+
+    def renew() -> None:
+        holder.add(threading.get_ident())
+        while not over.wait(0.2):
+            held.renew()
+
+    holder.clear()  # this thread is the other host now
+    thread = threading.Thread(target=renew)
+    thread.start()
+    with pytest.raises(ValueError, match="is in use by process"):
+        record.take(objects, print)
+    over.set()
+    thread.join()
+    assert abs(record.read(objects).until - real()) > 3000
+    begun = time.monotonic()
+    assert record.take(objects, print).state.term == 2
+    assert (0.7 if ahead < 0 else 1.1) < time.monotonic() - begun < 10.0
+
+
 def test_the_machine_tells_a_live_process_from_a_dead_one():
     mine = record._myself()
     assert not record._ended(mine)
@@ -359,6 +388,20 @@ def test_a_file_and_a_folder_are_copied_once_and_again_when_they_change(server, 
     objects.write("rows.jsonl", b"new")
     assert Path(files.local(f"{objects.address}/rows.jsonl", "data.train")).read_bytes() == b"new"
     assert files.local("task:sums", "data.train") == "task:sums"
+
+
+def test_a_copy_that_cannot_be_renamed_is_said_and_leaves_nothing(server, open_at, scratch, monkeypatch):
+    def fails(part, to):
+        raise OSError(5, "Input/output error", str(part), None, str(to))
+
+    objects = open_at(server)
+    objects.write("rows.jsonl", b"r")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fails)
+        with pytest.raises(OSError, match="Input/output error"):
+            files.local(f"{objects.address}/rows.jsonl", "data.train")
+    assert not [path for path in scratch.rglob("*") if path.is_file()]
+    assert Path(files.local(f"{objects.address}/rows.jsonl", "data.train")).read_bytes() == b"r"
 
 
 def test_a_file_that_is_not_there_or_has_no_name_of_a_file_is_refused(server, open_at, scratch):

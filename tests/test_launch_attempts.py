@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,30 @@ def test_step_checkpoint_and_age_are_read_of_the_logs(tmp_path):
     assert (found.step, found.steps, found.saved, found.age_s) == (5, 20, 4, 300.0)
     told = str(found).splitlines()[0]
     assert told.endswith("killed; step 5 of 20, newest checkpoint 4, last sign of life 5.0 min ago")
+
+
+def test_clocks_that_were_set_back_make_no_negative_time(tmp_path, monkeypatch):
+    """The clock goes back by an hour within an attempt, which takes the seconds of the monotonic clock."""
+    now = time.time()
+    monkeypatch.setattr(attempts.time, "time", lambda: now)
+    attempts.begin(tmp_path, 0, 1, lambda text: text)
+    monkeypatch.setattr(attempts.time, "time", lambda: now - 3600.0)
+    attempts.end(0)
+    told = lines(tmp_path)
+    assert ", 0 s, processes 1" in told[2]
+    assert "last sign of life at a time 60.0 min ahead of this clock" in told[0]
+    note = json.loads((tmp_path / attempts.NAME / "process_0.jsonl").read_text().splitlines()[1])
+    assert 0 <= note["seconds"] < 60
+
+
+def test_an_attempt_of_an_older_release_lasts_from_note_to_note(tmp_path):
+    noted(tmp_path, 42)
+    file = tmp_path / attempts.NAME / "process_0.jsonl"
+    start, end = map(json.loads, file.read_text().splitlines())
+    del end["seconds"]
+    for ended, text in ((30.0, ", 30 s, "), (-30.0, ", 0 s, ")):
+        file.write_text("".join(json.dumps(one) + "\n" for one in (start, end | {"time": start["time"] + ended})))
+        assert text in lines(tmp_path)[2]
 
 
 def test_a_run_from_before_attempts_were_noted(tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -169,7 +171,17 @@ def test_programs_of_a_bucket_are_compiled_once(machine, bucket):
     url, said = f"{bucket}/programs", []
     first = program_cache.ProgramCache(url, "JAX_COMPILATION_CACHE_DIR", said.append)
     assert not [path for path in first.folder.iterdir() if path.name != ".lock"]
-    (first.folder / "jit_x-1-cache").write_bytes(b"program")
+    program = first.folder / "jit_x-1-cache"
+    program.write_bytes(b"prog")
+    os.utime(program, (time.time() + 3600,) * 2)  # the clock was set back since
+    first._upload(0.1)
+    time.sleep(0.15)
+    program.write_bytes(b"program")  # it was not whole
+    first._upload(0.1)
+    assert _objects(url).names("") == []
+    time.sleep(0.15)
+    first._upload(0.1)
+    assert _objects(url).names("") == ["jit_x-1-cache"]
     first.close()
     machine()
     second = program_cache.ProgramCache(url, "JAX_COMPILATION_CACHE_DIR", said.append)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -95,6 +96,25 @@ def test_a_resumed_curve_has_each_step_once(tmp_path, kept):
     writer.close()
     writer.close()
     same(curves(tmp_path / "tensorboard"), wanted([*ROWS[:kept], *again, *AFTER]))
+
+
+def test_a_resumed_curve_does_not_go_by_the_clock(tmp_path, monkeypatch):
+    """The clock is set back by a day at every start: the newest file still comes last."""
+    now = time.time()
+    for start in range(3):
+        monkeypatch.setattr(time, "time", lambda start=start: now - start * 86400.0)
+        (writer,) = board(tmp_path, ROWS[: 1 + start])
+        write([writer], [*ROWS[1 + start :], *AFTER])
+        writer.close()
+    same(curves(tmp_path / "tensorboard"), wanted([*ROWS, *AFTER]))
+
+
+def test_a_full_disk_is_named_and_the_writer_closes(tmp_path, monkeypatch):
+    (writer,) = board(tmp_path)
+    monkeypatch.setattr(writer._file, "flush", lambda: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left on device: '.*tensorboard'"):
+        write([writer], ROWS)
+    writer.close()
 
 
 def test_a_writer_that_is_chosen_at_a_resume_has_the_whole_curve(tmp_path):

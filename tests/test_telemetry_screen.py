@@ -48,6 +48,7 @@ def test_the_picture_of_a_run_that_goes_on(tmp_path):
     os.utime(run / "metrics.jsonl", (1000.0, 1000.0))
     text = drawn(run, now=1042.0)
     assert "step 3 of 15, 42 s ago, about 2 min left" in text  # 12 steps of 10 s
+    assert "step 3 of 15, by a clock 3,600 s ahead of this one, about 2 min left" in drawn(run, now=1000.0 - 3600.0)
     assert "0.6333  reward     ▁▅█  0.4333 to 0.6333" in text and "7.0  length" in text
     assert "generating 50.0%, training 30.0%, rewards 10.0%, else 10.0%" in text
     assert "sums/acc/greedy 0.0000 -> 1.0000" in text and "0 50%, 1 50%" in text

@@ -2,11 +2,12 @@
 
 Invariants:
 - It is replaced only with the generation that its writer knows. So a writer that lost the run cannot commit any more.
-- `holder` writes the run until `until`. It renews that. After `until`, or once its process has ended on this machine,
-  another one may take the run, with the next `term`.
+- `holder` writes the run until `until`, by its own clock. It renews that. Once nobody has renewed it for a while, or its
+  process has ended on this machine, another one may take the run, with the next `term`.
 - `commits` are the newest states of the run, newest first. What is not named there does not exist for a resumed run.
 
-Clocks decide only when a run may be taken, never who may write: two holders cannot both know the generation.
+Time decides only when a run may be taken, never who may write: two holders cannot both know the generation. Clocks of two
+hosts are not compared for it: who wants the run looks whether the record changes, and counts seconds of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from jaxrl_post.buckets.store import Changed
 NAME = "RECORD.json"
 KEPT = 2  # commits
 LEASE_S, RENEWED_S = 60.0, 10.0
+LAPSED_S = 3 * RENEWED_S  # without a change, where `until` is past by this host's clock, too
 _POLL_S = 1.0
 _TRIES = 4  # of one change: only an own write whose answer was lost can come between
 
@@ -137,31 +139,33 @@ class Held:
 
 
 def take(objects: Objects, say: Callable[[str], object]) -> Held:
-    """Takes the run: waits for a lease that nobody renews, at most until it ends.
+    """Takes the run: at once where its holder has ended on this machine, else after LEASE_S in which nobody renews the lease.
+
+    A lease that has ended by this host's clock is waited for LAPSED_S only: the holder's clock may be behind this one.
 
     Raises:
       ValueError: another process writes the run, and renews its lease.
       Unreachable: no answer came in time.
     """
-    waited_for = None
-    mine, deadline = _myself(), time.monotonic() + LEASE_S  # whatever the holder's clock says
+    waited_for, mine, begun = None, _myself(), time.monotonic()
     while True:
         there = read(objects)
-        live = there.until > time.time() and time.monotonic() < deadline
-        if there.holder and live and not _ended(there.holder):
+        if there.holder and not _ended(there.holder):
             if waited_for not in (None, there.generation):
                 raise ValueError(
                     f"{objects.address} is in use by {who(there.holder)}: a run is written by one job at a time; end that "
                     "one first"
                 )
+            wait_s = LEASE_S if there.until > time.time() else LAPSED_S
             if waited_for is None:
                 say(
-                    f"{objects.address}: waits for the lease of {who(there.holder)}, which ends in "
-                    f"{there.until - time.time():.0f} s unless it is renewed"
+                    f"{objects.address}: waits for the lease of {who(there.holder)}, which is taken in {wait_s:.0f} s "
+                    "unless it is renewed"
                 )
             waited_for = there.generation
-            time.sleep(_POLL_S)
-            continue
+            if time.monotonic() < begun + wait_s:
+                time.sleep(_POLL_S)
+                continue
         try:
             return Held(objects, _written(objects, there, there.term + 1, mine, there.commits))
         except Changed:

@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jaxrl_post import written
 from jaxrl_post.checkpoint import log_marks, unsaved
 from jaxrl_post.json_text import read_object
 
 NAME = "attempts"
 _FEW = 8  # processes whose exit codes are told one by one
+_CLOCKS_S = 5.0  # by which clocks may differ without a word
 
 
 # ---- written
@@ -30,10 +32,12 @@ _FEW = 8  # processes whose exit codes are told one by one
 
 @dataclass(frozen=True, kw_only=True)
 class Present:
-    """The present attempt of this process. `code`: the exit code that is noted, None before its end."""
+    """The present attempt of this process, since `began` on the monotonic clock. `code`: the exit code that is noted, None
+    before its end."""
 
     file: Path
     number: int
+    began: float
     code: int | None = None
 
 
@@ -52,7 +56,7 @@ def begin(place: Path, index: int, processes: int, share: Callable[[str], str]) 
     number = int(share(str(1 + max((one.number for one in _read(place)), default=0)) if index == 0 else ""))
     file = place / NAME / f"process_{index}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
-    _open[:] = [Present(file=file, number=number)]
+    _open[:] = [Present(file=file, number=number, began=time.monotonic())]
     about = {"process": index, "processes": processes, "host": socket.gethostname(), "pid": os.getpid()}
     _append(file, {"event": "start", "attempt": number, "time": time.time()} | about)
 
@@ -76,9 +80,9 @@ def _note(present: Present, code: int, why: str) -> None:
     if not present.file.parent.is_dir():  # the run could not start, and its folder was removed
         return
     try:
-        _append(
-            present.file, {"event": "end", "attempt": present.number, "time": time.time(), "code": code, "why": why}
-        )
+        seconds = time.monotonic() - present.began
+        note = {"event": "end", "attempt": present.number, "time": time.time(), "seconds": seconds}
+        _append(present.file, note | {"code": code, "why": why})
     except OSError as error:
         print(
             f"the end of attempt {present.number} could not be noted in {present.file}: {error.strerror}",
@@ -88,7 +92,7 @@ def _note(present: Present, code: int, why: str) -> None:
 
 def _append(file: Path, note: dict) -> None:
     """Adds a line, on disk when this returns. A line that a crash cut short stays a line of its own."""
-    with open(file, "a+b") as out:
+    with written.naming(file), open(file, "a+b") as out:
         torn = out.seek(0, os.SEEK_END) > 0 and _last_byte(out) != b"\n"
         out.write(b"\n" * torn + json.dumps(note).encode() + b"\n")
         out.flush()
@@ -105,13 +109,16 @@ def _last_byte(file) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """A process in an attempt. `code`: with which it ended, None where no end is noted. `why`: a sentence, or empty."""
+    """A process in an attempt. `code`: with which it ended, None where no end is noted. `why`: a sentence, or empty.
+
+    `begun`: by the clock of its host, in UNIX seconds. `seconds`: how long it lasted, whatever that clock did meanwhile.
+    """
 
     index: int
     host: str
     pid: int
     begun: float
-    ended: float | None
+    seconds: float | None
     code: int | None
     why: str
 
@@ -144,9 +151,9 @@ class Attempt:
         return min(one.begun for one in self.processes)
 
     @property
-    def ended(self) -> float | None:
-        """When its last process ended, as far as noted."""
-        return max((one.ended for one in self.processes if one.ended is not None), default=None)
+    def seconds(self) -> float | None:
+        """How long it lasted, as far as noted: as its longest process."""
+        return max((one.seconds for one in self.processes if one.seconds is not None), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +172,8 @@ class Status:
     """What a run's folder says of the run.
 
     `step`: the last finished one. `steps`: how many it shall make, None before its config.json is there. `saved`: the newest
-    checkpoint's step, None without one. `age_s`: seconds since the last sign of life, None without one. `lease`: of a run
-    in a bucket."""
+    checkpoint's step, None without one. `age_s`: seconds since the last sign of life, None without one, negative where that is
+    ahead of this clock. `lease`: of a run in a bucket."""
 
     folder: Path | str
     attempts: tuple[Attempt, ...]
@@ -205,10 +212,10 @@ class Status:
     def __str__(self) -> str:
         of = "" if self.steps is None else f" of {self.steps}"
         saved = "no checkpoint" if self.saved is None else f"newest checkpoint {self.saved}"
-        age = "no sign of life" if self.age_s is None else f"last sign of life {_span(self.age_s)} ago"
+        age = "no sign of life" if self.age_s is None else f"last sign of life {_ago(self.age_s)}"
         lines = [f"{self.folder}: {self.state}; step {self.step}{of}, {saved}, {age}"]
         if self.lease is not None and self.lease.committed_s is not None:
-            lines.append(f"committed {_span(self.lease.committed_s)} ago")
+            lines.append(f"committed {_ago(self.lease.committed_s)}")
         unseen = self.restarts + 1 > len(self.attempts)
         why = " (an attempt that was killed before a commit left no note)" if self.lease is not None and unseen else ""
         lines.append(f"attempts {len(self.attempts)}, restarts {self.restarts}{why}")
@@ -244,7 +251,7 @@ def status(folder: str | Path, now: float | None = None) -> Status:
         step=unsaved.last_step(mine),
         steps=read_object(config, str(config)).get("steps") if config.is_file() else None,
         saved=max((int(number) for number in saves if number.isdigit()), default=None),
-        age_s=max(now - max(seen), 0.0) if seen else None,
+        age_s=now - max(seen) if seen else None,
     )
 
 
@@ -270,7 +277,7 @@ def _process(start: dict, end: dict) -> Process:
         host=start["host"],
         pid=start["pid"],
         begun=start["time"],
-        ended=end.get("time"),
+        seconds=end.get("seconds", max(end["time"] - start["time"], 0.0)) if end else None,
         code=end.get("code"),
         why=end.get("why", ""),
     )
@@ -290,7 +297,7 @@ def _notes(file: Path) -> Iterator[dict]:
 def _lines(attempt: Attempt, lives: Callable[[Process], bool | None]) -> list[str]:
     """Returns a line of an attempt, and a line of each reason. `lives`: whether a process without an end is there."""
     begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(attempt.begun))
-    lasted = "" if attempt.ended is None else f", {_span(attempt.ended - attempt.begun)}"
+    lasted = "" if attempt.seconds is None else f", {_span(attempt.seconds)}"
     few = "" if len(attempt.processes) == attempt.of else f", {len(attempt.processes)} of them began"
     by: dict[str, list[int]] = {}
     for one in attempt.processes:
@@ -314,6 +321,15 @@ def _indices(indices: list[int], of: int) -> str:
     if len(indices) == of:
         return "all" if of > 1 else "its process"
     return ", ".join(map(str, indices)) if len(indices) <= _FEW else f"{len(indices)} processes"
+
+
+def _ago(seconds: float) -> str:
+    """Says how long ago something was, by two clocks that may differ."""
+    return (
+        f"{_span(max(seconds, 0.0))} ago"
+        if seconds > -_CLOCKS_S
+        else f"at a time {_span(-seconds)} ahead of this clock"
+    )
 
 
 def _span(seconds: float) -> str:

@@ -39,13 +39,13 @@ def status(text: str, now: float | None = None) -> attempts.Status:
         committed_s=None,
         starts=there.term,
     )
-    renewed = max(now - (there.until - record.LEASE_S), 0.0)
+    renewed = now - (there.until - record.LEASE_S)
     for commit in there.commits:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 found = tree.read(objects, commit.tree)
                 told = attempts.status(_small(objects, found, Path(folder)), now)
-                held = replace(held, committed_s=max(now - commit.at, 0.0))
+                held = replace(held, committed_s=now - commit.at)
                 return replace(told, folder=str(objects.address), age_s=renewed, lease=held)
         except tree.Damaged:
             continue

@@ -3,7 +3,7 @@
 A process copies all of them to a folder of its own, which jax reads and writes. A thread uploads new ones until its end.
 
 Invariant: only this process writes its folder, and a program is uploaded a while after it was written: never half.
-A bucket that does not answer costs compilations, and ends nothing.
+A bucket that does not answer, or a disk that is full, costs compilations and ends nothing.
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ class ProgramCache:
         self._lock = open(self.folder / _LOCK, "w", encoding="utf-8")  # noqa: SIM115, held as long as the process
         fcntl.flock(self._lock, fcntl.LOCK_SH)
         self._there: set[str] = set()
+        self._seen: dict[str, tuple[int, float]] = {}  # bytes of a new program, and since when on the monotonic clock
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="programs", daemon=True)
         try:
             self._fetch()
-        except Unreachable as error:
+        except (Unreachable, OSError) as error:
             self._say(f"{name}: {error}; programs are compiled here")
         self._thread.start()
 
@@ -74,9 +75,12 @@ class ProgramCache:
     def _fetch(self) -> None:
         for name, version in self._objects.listed("").items():
             if "/" not in name and not name.startswith("."):
-                part = self.folder / f"{name}.part"
-                self._objects.save(name, version, part)
-                part.rename(self.folder / name)
+                part = self.folder / f".{name}.part"
+                try:
+                    self._objects.save(name, version, part)
+                    part.rename(self.folder / name)
+                finally:
+                    part.unlink(missing_ok=True)
                 self._there.add(name)
 
     def _follow(self) -> None:
@@ -86,14 +90,19 @@ class ProgramCache:
             ended = self._over.wait(_EVERY_S)
             try:
                 self._upload(0.0 if ended else _WRITTEN_S)
-            except (Unreachable, ValueError) as error:
+            except (Unreachable, ValueError, OSError) as error:
                 if ended:
                     self._say(f"compiled programs were not kept: {error}")
 
     def _upload(self, age_s: float) -> None:
-        """Uploads the programs that were written so long ago."""
+        """Uploads the programs that have not changed for so long."""
         for path in self.folder.iterdir():
-            if path.name not in {*self._there, _LOCK} and time.time() - path.stat().st_mtime >= age_s:
+            if path.name in {*self._there, _LOCK}:
+                continue
+            now, size = time.monotonic(), path.stat().st_size
+            if self._seen.get(path.name, (-1, now))[0] != size:
+                self._seen[path.name] = size, now
+            if now - self._seen[path.name][1] >= age_s:
                 with contextlib.suppress(Changed):  # another process compiled it too
                     self._objects.create(path.name, path.read_bytes())
                 self._there.add(path.name)

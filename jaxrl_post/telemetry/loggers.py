@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 import shutil
 import time
 import uuid
@@ -23,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxrl_post import written
 from jaxrl_post.config import LoggerConfig
 from jaxrl_post.json_text import said
 
@@ -74,25 +74,38 @@ class TensorBoard:
 
         again = folder.is_dir()
         folder.mkdir(exist_ok=True)
-        # A name of its own, later than all before it: readers take files in the order of their names.
-        self._file = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+        self._folder = folder
+        # A name that follows all before it, whatever the clock says: readers take files in the order of their names.
+        number = len(list(folder.iterdir()))
+        with written.naming(folder):
+            self._file = EventsWriter(str(folder / f"events{f'_{number:06d}' if number else ''}"))
         first = 0  # the first step that is written again: all of them where this is the first file
         if again:
             first = int(kept[-1]["step"]) if kept else 0
             mark = SessionLog(status=SessionLog.START)
-            self._file.write_event(Event(wall_time=time.time(), step=first, session_log=mark))
+            self._add(Event(wall_time=time.time(), step=first, session_log=mark))
         for row in kept:
             if row["step"] >= first:
                 self.write(row["step"], _without_step(row))
-        self._file.flush()
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
+        """Writes the event of a row.
+
+        Raises:
+          OSError: it cannot be written. Nothing is written after that.
+        """
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in _numbers(row).items()]
-        self._file.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        self._file.flush()
+        self._add(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def _add(self, event: Any) -> None:
+        file, self._file = self._file, None  # a failed write is not tried again at the close
+        with written.naming(self._folder):
+            file.write_event(event)
+            file.flush()
+        self._file = file
 
     def close(self) -> None:
         """Closes the file. A second call does nothing."""
@@ -148,9 +161,7 @@ class WandB:
 def _run_id(file: Path) -> str:
     """Returns the id of the run at Weights & Biases. It is drawn once and kept in the file."""
     if not file.is_file():
-        part = file.with_name(f"{file.name}.part")
-        part.write_text(json.dumps({"id": uuid.uuid4().hex[:12]}) + "\n", encoding="utf-8")
-        os.replace(part, file)
+        written.whole(file, json.dumps({"id": uuid.uuid4().hex[:12]}) + "\n")
     return json.loads(file.read_text(encoding="utf-8"))["id"]
 
 

@@ -79,10 +79,11 @@ def _head(files: RunFiles, steps: Sequence[Mapping[str, float]], now: float) -> 
         since = f" since it was resumed at step {first}" if first else ""
         pace = f", {told['tokens'] / seconds:,.0f} sampled tokens/s" if seconds and "tokens" in told else ""
         return f"{files.folder}: ended at step {last} of {most}, after {seconds:,.0f} s{since}{pace}"
-    ago = max(now - (files.own / "metrics.jsonl").stat().st_mtime, 0)
+    age = now - (files.own / "metrics.jsonl").stat().st_mtime
+    ago = f"{max(age, 0):,.0f} s ago" if age > -5 else f"by a clock {-age:,.0f} s ahead of this one"
     seconds = [row["timing_s/step"] for row in steps[-_RECENT:] if "timing_s/step" in row]
     left = f", about {(most - last) * sum(seconds) / len(seconds) / 60:.0f} min left" if seconds else ""
-    return f"{files.folder}: step {last} of {most}, {ago:,.0f} s ago{left}"
+    return f"{files.folder}: step {last} of {most}, {ago}{left}"
 
 
 def _time(steps: Sequence[Mapping[str, float]]) -> list[str]:
