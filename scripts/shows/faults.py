@@ -5,8 +5,11 @@ JAXRL_FAULT, one after the other. After each fault the same command resumes the 
 Further runs are killed at 20 random moments. A second process on a live run's folder is refused. With a disk that is full
 at every save, a run loses nothing and its results are the same. Reward workers are killed, as for memory: their rollouts
 are tried once more, and no other score changes. One of two processes of a job is killed at random moments: the other ends.
+The clock jumps by up to 40 days, within a run and between its starts. Renames fail, and writes find the disk full, at every kind
+of file that a run leaves: it says so, and resumes to the same bits.
 
-`--modes=sync,pipeline` and `--kinds=kill,hang` choose a part. Disks are filled in a mount namespace, which needs root.
+`--arms=clock,renames` chooses arms. `--modes=sync,pipeline` and `--kinds=kill,hang` choose a part of the arm `points`. Disks are
+filled in a mount namespace, which needs root, and by a library in front of libc, which needs a C compiler.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import failing_files
+import jumping_clock
 import killed_job
 import killed_reward_workers
 from killed import Runs, steps
 
-MINUTES = 30.0
+MINUTES = 40.0
 STEPS = 48
 DEADLINE_S = 12
 SHORT = (
@@ -63,6 +68,24 @@ LEFT = ("hang.txt", "hang.json")  # what a hang leaves, and an undisturbed run h
 
 def show(record) -> None:
     sys.path.insert(0, str(record.root))
+    arms = {
+        "points": _points,
+        "folder": _folder,
+        "reward_workers": killed_reward_workers.arm,
+        "job": killed_job.arm,
+        "clock": jumping_clock.arm,
+        "renames": failing_files.renames,
+        "full_disks": failing_files.full_disks,
+    }
+    chosen = record.options.get("arms", ",".join(arms)).split(",")
+    if unknown := sorted({*chosen} - arms.keys()):
+        raise ValueError(f"--arms: there is no arm {unknown[0]!r}; arms are {', '.join(arms)}")
+    for name in chosen:
+        arms[name](record)
+
+
+def _points(record) -> None:
+    """Runs meet faults at every point and at random moments, and are resumed."""
     modes = record.options.get("modes", ",".join(MODES)).split(",")
     kinds = record.options.get("kinds", ",".join(CODES)).split(",")
     for mode in modes:
@@ -75,13 +98,15 @@ def show(record) -> None:
             found = pool.map(lambda key, mode=mode, work=work: record.cached(f"{mode}.{key}", work[key]), work)
             for key, one in zip(work, found, strict=True):
                 _say(record, mode, key, one)
+
+
+def _folder(record) -> None:
+    """A folder in which another process writes, and one on a disk that is full at every save."""
     with tempfile.TemporaryDirectory() as folder:
         runs = Runs(record, Path(folder), [*MODES["sync"], *SHORT], STEPS)
         runs.finish("whole")
         _second_process(record, runs)
         _full_disk(record, runs)
-    killed_reward_workers.arm(record)
-    killed_job.arm(record)
 
 
 def _say(record, mode: str, key: str, found: dict) -> None:
