@@ -12,10 +12,13 @@ Both libraries are extras of the package and are imported only where the config 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
+import re
 import shutil
+import socket
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -69,16 +72,14 @@ class TensorBoard:
     """Writes an event for each row, in the file when `write` returns. Values are float32 there."""
 
     def __init__(self, folder: Path, kept: Sequence[Mapping]):
-        from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.record_writer import RecordWriter
 
         again = folder.is_dir()
         folder.mkdir(exist_ok=True)
-        self._folder = folder
-        # A name that follows all before it, whatever the clock says: readers take files in the order of their names.
-        number = len(list(folder.iterdir()))
-        with written.naming(folder):
-            self._file = EventsWriter(str(folder / f"events{f'_{number:06d}' if number else ''}"))
+        self._path = folder / _next_name(folder)
+        self._file = RecordWriter(str(self._path))
+        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
         first = 0  # the first step that is written again: all of them where this is the first file
         if again:
             first = int(kept[-1]["step"]) if kept else 0
@@ -101,17 +102,27 @@ class TensorBoard:
         self._add(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def _add(self, event: Any) -> None:
-        file, self._file = self._file, None  # a failed write is not tried again at the close
-        with written.naming(self._folder):
-            file.write_event(event)
-            file.flush()
-        self._file = file
+        try:
+            with written.naming(self._path):
+                self._file.write(event.SerializeToString())
+                self._file.flush()
+        except OSError:
+            with contextlib.suppress(OSError):  # of what waits in memory
+                self.close()
+            raise
 
     def close(self) -> None:
         """Closes the file. A second call does nothing."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def _next_name(folder: Path) -> str:
+    """Returns a name that follows all before it, whatever the clock says: readers take files in the order of their names."""
+    there = (re.match(r"events(?:_([0-9]+))?\.", path.name) for path in folder.iterdir())
+    number = 1 + max((int(found[1] or 0) for found in there if found), default=-1)
+    return f"events{f'_{number:06d}' if number else ''}.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
 
 
 class WandB:
