@@ -6,6 +6,7 @@ The system names a file where it is opened or renamed, and not where a write fin
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,13 @@ def whole(path: str | Path, data: bytes | str) -> None:
         raise
 
 
+def put(file: io.RawIOBase, text: str) -> None:
+    """Writes all of a text to a file without a buffer: a nearly full disk takes a part of it, and refuses the rest."""
+    rest = memoryview(text.encode("utf-8"))
+    while rest:
+        rest = rest[file.write(rest) or 0 :]
+
+
 class Log:
     """A file to which text is appended. Nothing waits in memory, so closing it writes nothing and cannot fail late.
 
@@ -57,10 +65,8 @@ class Log:
         Raises:
           OSError: it cannot be written, or only a part of it.
         """
-        rest = memoryview(text.encode("utf-8"))
         with naming(self._path):
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            put(self._file, text)
 
     def close(self) -> None:
         self._file.close()

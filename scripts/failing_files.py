@@ -213,7 +213,8 @@ def _tried_again(lines: list[tuple[str, str]]) -> bool:
 def _unsaid(done: subprocess.CompletedProcess, failed: list[str], reason: str) -> list[str]:
     """Returns what a run did not say of a fault that it met."""
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    names = {part for name in failed for part in (Path(name).name, Path(name).parent.name) if part}
+    paths = [Path(name.removesuffix(".part")) for name in failed]
+    names = {part for path in paths for part in (path.name, path.parent.name) if part}
     said = [line for line in (done.stdout + done.stderr).splitlines() if reason in line]
     wrong = [f"exit code {done.returncode}"] * (done.returncode not in (0, 1))
     # Calls of tensorstore that end after Orbax gave up a save print that its loop is closed.

@@ -53,7 +53,7 @@ def _held(folder: Path):
         about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         with written.naming(folder / NAME):
             file.truncate(0)
-            file.write(json.dumps(about).encode("utf-8"))
+            written.put(file, json.dumps(about))
         try:
             yield
         finally:
