@@ -155,7 +155,7 @@ class Tried:
             env=self._runs.environment() | {"PYTHONPATH": str(self._runs.root), "JAX_PLATFORMS": "cpu"} | variables,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
         )
 
     def met(self, name: str, call: str, kind: str, at: int, reason: int, how: str) -> dict:
@@ -215,6 +215,7 @@ def _unsaid(done: subprocess.CompletedProcess, failed: list[str], reason: str) -
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     paths = [Path(name.removesuffix(".part")) for name in failed]
     names = {part for path in paths for part in (path.name, path.parent.name) if part}
+    names |= {part.removesuffix(".part") for path in paths for part in path.parts if part.startswith("step_")}
     said = [line for line in (done.stdout + done.stderr).splitlines() if reason in line]
     wrong = [f"exit code {done.returncode}"] * (done.returncode not in (0, 1))
     # Calls of tensorstore that end after Orbax gave up a save print that its loop is closed.

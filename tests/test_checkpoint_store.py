@@ -165,6 +165,16 @@ def test_a_disk_that_fills_during_a_save_leaves_nothing_of_it(tmp_path, monkeypa
     same(saves(tmp_path).newest(), 3)
 
 
+def test_the_reason_of_a_long_error_is_kept():
+    """tensorstore says it after the places of files, and before a list of its options."""
+    places = " ".join(f'Error writing "/a/long/path/of/a/run/{number}":' for number in range(20))
+    said = store._one_line(
+        ValueError(f"UNKNOWN: {places}\nInput/output error [os_error_code='5'] [tensorstore_spec='{{}}']")
+    )
+    assert said.startswith("UNKNOWN: Error writing") and said.endswith('/run/19": Input/output error')
+    assert len(said) <= 300
+
+
 def test_nothing_whole_is_not_nothing_saved(tmp_path):
     """Starting over would cut the logs of a long run to nothing."""
     saved(tmp_path, 4)

@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 from etils import epath
 
+from jaxrl_post import written
 from jaxrl_post.checkpoint.arrays import checkpointer, handler, holders, on_host, views
 from jaxrl_post.checkpoint.signed_files import HASHES, damage
 from jaxrl_post.parallel.key_value import Board
@@ -61,7 +62,7 @@ class OneDisk:
 
     def write(self, folder: Path, given: Mapping[str, Any]) -> None:
         if jax.process_index() in holders(given):
-            with _silent(), checkpointer(given) as writer:
+            with _silent(), written.naming(folder), checkpointer(given) as writer:
                 writer.save(folder.absolute(), args=_asked(given))
 
     def bring(self, part: Path, own: Mapping) -> None:

@@ -111,7 +111,7 @@ class Checkpoints:
             if jax.process_count() > 1:
                 raise
             self._failed += 1
-            reason = f"step {step} was not saved: {_one_line(error)}; {self._left_by(step)}"
+            reason = f"step {step} was not saved: {_one_line(error)}; {self._left_by_failure()}"
             if self._most and self._failed >= self._most:
                 raise SaveFailed(
                     f"{reason}; {self._failed} saves in a row failed, which is checkpoint.max_failures"
@@ -120,10 +120,10 @@ class Checkpoints:
                 self.lost = f"{reason}; it was the last save of the run, and none follows"
             self._say(f"CHECKPOINT FAILED: {self.lost or f'{reason}; the run goes on, and the next save tries again'}")
 
-    def _left_by(self, step: int) -> str:
+    def _left_by_failure(self) -> str:
         """Removes what a failed save left, and says which step is the newest whole one."""
         try:
-            _remove(self._folder / f"{_name(step)}.part")
+            self._remove_leftovers()
             whole = [n for n in self.steps() if not damage(self._folder / _name(n), self._key(), contents=False)]
         except _FAILURES as error:
             return f"which steps are whole is not known: {_one_line(error)}"
