@@ -86,7 +86,7 @@ class Bytes:
         """Returns one id for each byte."""
         return [byte + 1 for byte in text.encode()]
 
-    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+    def decode(self, ids: Iterable[int], skip_special: bool = True, before: Iterable[int] = ()) -> str:
         """Returns the text."""
         return bytes(one - 1 for one in ids if one).decode()
 
