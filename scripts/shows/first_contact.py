@@ -198,7 +198,7 @@ def _notebook(record, python: Path) -> None:
             [name for name in start["programs"] if "dispatch" in name],
             equals=["dispatch_512", "dispatch_1024"],
         )
-        record.figure(f"{key}.said_of_bfloat16", "bfloat16" in start["out"], equals=False)
+        record.figure(f"{key}.said_of_missing_units", "no units for bfloat16" in start["out"], equals=False)
 
 
 def _refused(record, python: Path, policy: Path) -> None:
