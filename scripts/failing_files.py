@@ -37,6 +37,11 @@ RUN = (
 )
 REASONS = (errno.EIO, errno.EXDEV, errno.ESTALE, errno.EBUSY, errno.EPERM)
 ARRAYS = "checkpoints/*/arrays.orbax-checkpoint-tmp"
+LATER = (
+    "checkpoints/step_00000[23]*/arrays.orbax-checkpoint-tmp"  # the first save succeeds: a resume has where to begin
+)
+KEY = "checkpoints/.key.part"  # without it no save succeeds, so there is nothing to resume from: what was logged must be right
+LOGGED = ("rollouts/index.jsonl", "rewards.jsonl", "scheduler_log.jsonl")
 RENAMES = {  # pattern of the new name -> which time
     "config.json": (1,),
     "evaluations/*.npz": (1, 3),
@@ -68,14 +73,14 @@ WRITES = {  # pattern of the name -> from which write on
     "dispatches.jsonl": (15,),
     "tensorboard/events*": (3,),
     "trace_*.json": (2,),
-    "checkpoints/.key.part": (1,),
-    f"{ARRAYS}/d/*": (1,),
-    f"{ARRAYS}/manifest.ocdbt.__lock": (2,),
-    f"{ARRAYS}/ocdbt.process_0/d/*": (2,),
-    f"{ARRAYS}/ocdbt.process_0/manifest.ocdbt.__lock": (3,),
-    f"{ARRAYS}/_CHECKPOINT_METADATA": (2,),
-    f"{ARRAYS}/_METADATA": (2,),
-    f"{ARRAYS}/commit_success.txt": (1,),
+    KEY: (1,),
+    f"{LATER}/d/*": (1,),
+    f"{LATER}/manifest.ocdbt.__lock": (1,),
+    f"{LATER}/ocdbt.process_0/d/*": (1,),
+    f"{LATER}/ocdbt.process_0/manifest.ocdbt.__lock": (1,),
+    f"{LATER}/_CHECKPOINT_METADATA": (1,),
+    f"{LATER}/_METADATA": (1,),
+    f"{LATER}/commit_success.txt": (1,),
     "checkpoints/*/host/*/state.json": (2,),
     "checkpoints/*/host/*/arrays.npz": (30,),
     "checkpoints/*/about.json": (3,),
@@ -145,7 +150,8 @@ class Tried:
             raise RuntimeError(f"the undisturbed run exited {done.returncode}:\n{done.stderr[-4000:]}")
         lines = [line.partition(" ") for line in seen.read_text().splitlines()]
         names = {name for word, _, name in lines if word == call}
-        unknown = [name for name in sorted(names) if not any(fnmatchcase(name, kind) for kind in kinds)]
+        known = {kind.replace(LATER, ARRAYS) for kind in kinds}
+        unknown = [name for name in sorted(names) if not any(fnmatchcase(name, kind) for kind in known)]
         return unknown, [kind for kind in kinds if not any(fnmatchcase(name, kind) for name in names)]
 
     def _run(self, name: str, variables: Mapping[str, str]) -> subprocess.CompletedProcess:
@@ -177,18 +183,31 @@ class Tried:
         wrong = [] if failed else ["the fault was not met"]
         if not _tried_again(lines):
             wrong += _unsaid(done, failed, os.strerror(reason))
-        if done.returncode:
+        if kind == KEY:
+            code, wrong = done.returncode, wrong + self._nothing_saved(name)
+        elif done.returncode:
             done = self._run(name, {})
             wrong += [f"the resumed run exited {done.returncode}: {done.stderr[-300:]}"] * bool(done.returncode)
             code = 1
         else:
             code = 0
-        if not done.returncode:
+        if not done.returncode and kind != KEY:
             wrong += [f"differs: {one}" for one in self._differing(place)]
         wrong += [f"left: {one}" for one in _left(place)]
         print(f"{name} {kind} {at} {how}: {code} {wrong}", flush=True)
         shutil.rmtree(place)
         return {"code": code, "wrong": wrong}
+
+    def _nothing_saved(self, name: str) -> list[str]:
+        """Returns what is wrong with a run of which no save succeeded: its logs are there, and a resume is refused."""
+        done = self._run(name, {})
+        said = done.returncode == 1 and "no checkpoint to go on from" in done.stderr
+        differ = [
+            log for log in LOGGED if (self._here / name / log).read_bytes() != (self._here / "whole" / log).read_bytes()
+        ]
+        return [f"the resumed run: {done.returncode}, {done.stderr[-300:]}"] * (not said) + [
+            f"differs: {one}" for one in differ
+        ]
 
     def _ended(self, name: str, how: str) -> None:
         """Makes a run that ended so."""
@@ -216,6 +235,7 @@ def _unsaid(done: subprocess.CompletedProcess, failed: list[str], reason: str) -
     paths = [Path(name.removesuffix(".part")) for name in failed]
     names = {part for path in paths for part in (path.name, path.parent.name) if part}
     names |= {part.removesuffix(".part") for path in paths for part in path.parts if part.startswith("step_")}
+    names |= {"policy"} & {part.split(".")[1] for path in paths for part in path.parts if part.startswith(".")}
     said = [line for line in (done.stdout + done.stderr).splitlines() if reason in line]
     wrong = [f"exit code {done.returncode}"] * (done.returncode not in (0, 1))
     # Calls of tensorstore that end after Orbax gave up a save print that its loop is closed.

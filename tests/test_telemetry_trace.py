@@ -133,6 +133,21 @@ def test_so_many_rounds_and_no_more():
     assert len(tracks(text.events)["replica 0", "slot 000"]) == 2
 
 
+def test_a_write_that_fails_closes_the_trace():
+    pieces = []
+
+    def write(text):
+        if len(pieces) == 1:
+            raise OSError(28, "No space left on device")
+        pieces.append(text)
+
+    told = trace.RingTrace(write, lambda: 0.0, slots=1, rounds=1)
+    with pytest.raises(OSError, match="No space left"):
+        told.launched([asked(0)], 0, 0)
+    told.close()
+    assert told.closed and len(pieces) == 1
+
+
 def test_nothing_happened_is_a_file_too():
     told, _, text = ring()
     told.close()

@@ -37,12 +37,19 @@ NEAR_S = 1e-3  # spans of one phase that are closer than this are joined
 
 
 class TraceFile:
-    """Writes events as they come. `write` receives pieces of text. Times are seconds, none before `origin`."""
+    """Writes events as they come. `write` receives pieces of text. Times are seconds, none before `origin`.
+
+    A write that fails closes the trace, so that the end of a run does not write to it again.
+    """
 
     def __init__(self, write: Callable[[str], object], origin: float = 0.0):
         self._write, self._origin = write, origin
         self._tracks: dict[tuple[str, str], tuple[int, int]] = {}
         self._open, self._empty = True, True
+
+    @property
+    def closed(self) -> bool:
+        return not self._open
 
     def span(self, process: str, thread: str, name: str, start: float, end: float, **about) -> None:
         """Writes a span of time. `about` holds its arguments."""
@@ -65,7 +72,7 @@ class TraceFile:
     def close(self) -> None:
         """Ends the file. A second call does nothing."""
         if self._open:
-            self._write("[]\n" if self._empty else "\n]\n")
+            self._put("[]\n" if self._empty else "\n]\n")
         self._open = False
 
     def _track(self, process: str, thread: str) -> tuple[int, int]:
@@ -88,8 +95,15 @@ class TraceFile:
 
     def _event(self, **fields) -> None:
         assert self._open, "the trace is closed"
-        self._write(("[\n" if self._empty else ",\n") + json.dumps(fields, separators=(",", ":")))
+        self._put(("[\n" if self._empty else ",\n") + json.dumps(fields, separators=(",", ":")))
         self._empty = False
+
+    def _put(self, text: str) -> None:
+        try:
+            self._write(text)
+        except OSError:
+            self._open = False
+            raise
 
 
 @dataclass(slots=True)
@@ -131,7 +145,7 @@ class RingTrace:
 
     @property
     def closed(self) -> bool:
-        return self._left <= 0
+        return self._left <= 0 or self._file.closed
 
     def phase(self, name: str, begun: float, ended: float) -> None:
         """Draws a phase of the stopwatch. Close spans are joined. Generation is drawn dispatch by dispatch instead."""

@@ -92,6 +92,14 @@ def launchers() -> Members:
     return Members(tried, tuple(wrong))
 
 
+def _left(before: set[int], patience_s: float = 5.0) -> int:
+    """Counts the processes that are left and were not there before. On a busy machine their ends take a while."""
+    until = time.monotonic() + patience_s
+    while (left := len(set(hostile_programs.left_behind(os.getpid())) - before)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return left
+
+
 def outliving() -> Members:
     """Programs that try to outlive their verdict, or their judge that is killed: none of their processes is left."""
     wrong, tried = [], 0
@@ -104,9 +112,8 @@ def outliving() -> Members:
                 if attack.kind == "outlive":
                     before = set(hostile_programs.left_behind(os.getpid()))
                     hostile_programs.judged(attack, {"outside": folder}, level)
-                    time.sleep(0.2)
                     tried += 1
-                    left = len(set(hostile_programs.left_behind(os.getpid())) - before)
+                    left = _left(before)
                     wrong += [f"{level}: {attack.name}: {left} left by a verdict"] if left else []
     return Members(tried, tuple(wrong))
 
