@@ -112,6 +112,18 @@ def judged(attack: Attack, things: Mapping, level: str, limit_s: float = 0.5) ->
     return score, time.monotonic() - begun
 
 
+def _judged_by_another(attack: Attack, things: Mapping, level: str) -> tuple[float, float]:
+    """Returns what `judged` does. Without confinement a program may have broken the launcher: then another one starts it."""
+    from jaxrl_post.rewards import code
+    from jaxrl_post.rewards.sandbox import Unavailable
+
+    try:
+        return judged(attack, things, level)
+    except Unavailable:
+        os.kill(code.sandbox_at(level)._launcher.process.pid, signal.SIGKILL)
+        return judged(attack, things, level)
+
+
 @contextlib.contextmanager
 def host_things() -> Iterator[dict]:
     """Yields things of the host by the names that sources use, and "reached", which lists what was touched."""
@@ -266,15 +278,16 @@ def main(level: str, kinds: list[str]) -> int:
     from jaxrl_post.rewards import code
     from jaxrl_post.rewards.sandbox import host
 
-    if "control" in kinds:
+    controls = "control" in kinds
+    if controls:
         host._APART["none"] = ("",)  # a namespace would hide the other processes
-    found = {}
+    found, judge = {}, _judged_by_another if controls else judged
     with host_things() as things:
         reached = things.pop("reached")
         for attack in attacks():
-            control = attack.kind == "reach" and attack.name not in _ELSEWHERE and "control" in kinds
+            control = attack.kind == "reach" and attack.name not in _ELSEWHERE and controls
             if not kinds or attack.kind in kinds or control:
-                score, seconds = judged(attack, things, level)
+                score, seconds = judge(attack, things, level)
                 found[f"{attack.kind}: {attack.name}"] = {"score": score, "seconds": round(seconds, 3)}
         touched = reached()
     outlived = killed(level) if "killed" in kinds else {}
