@@ -53,6 +53,7 @@ _ROWS = {
     "calls": {"test_list": ["assert attack() is True"]},
 }
 _KINDS = {"earn_behind_a_head": "earn", "calls": "reach"}
+PATIENCE_S = 5.0  # a process that holds memory takes a while to end on a busy machine
 CALLS = """
 import ctypes, os, platform, struct
 libc = ctypes.CDLL(None, use_errno=True)
@@ -239,7 +240,7 @@ def left_behind(parent: int) -> list[int]:
 
 
 def killed(level: str) -> dict[str, int]:
-    """Returns, for each program that tries to outlive, how many processes are left a second after its judge was killed."""
+    """Returns, for each program that tries to outlive, how many processes are left PATIENCE_S after its judge was killed."""
     from jaxrl_post.rewards.sandbox import host
     from jaxrl_post.rewards.sandbox.examiner import Link
     from jaxrl_post.rewards.sandbox.program import Outcome
@@ -263,8 +264,9 @@ def killed(level: str) -> dict[str, int]:
         time.sleep(0.5)
         os.kill(judge, signal.SIGKILL)
         os.waitpid(judge, 0)
-        time.sleep(1.0)
-        left = left_behind(judge)
+        until = time.monotonic() + PATIENCE_S
+        while (left := left_behind(judge)) and time.monotonic() < until:
+            time.sleep(0.1)
         out[attack.name] = len(left)
         for pid in left:
             os.kill(pid, signal.SIGKILL)

@@ -114,7 +114,7 @@ def test_a_run_that_fails_goes_on_elsewhere_and_ends_as_the_local_one(
     (tmp_path / "back" / ".lock").write_text("")  # of one machine
     same_run(whole, tmp_path / "back")
     machine()
-    assert main.main([f"--resume={url}", "--dry-run"]) == 0  # by the config of the bucket
+    assert main.main([f"--resume={url}", "--dry-run=all"]) == 0  # by the config of the bucket
     assert f'"steps": {STEPS}' in capsys.readouterr().out
     assert fetch.main([url, str(tmp_path / "back")]) == 1
     assert "exists already and is not an empty folder" in capsys.readouterr().err

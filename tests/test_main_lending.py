@@ -87,7 +87,7 @@ def test_killed_while_devices_are_lent(here, whole, capsys):  # noqa: F811
     target, at = here / f"{one.name}_killed", published(one)
     step = at.index([2, 1]) + 1 if [2, 1] in at else 2
     kill(here, target, store, "manifest", step + 1, flags=flags)  # in the midst of the next save
-    kill(here, target, rollout_log, "_whole", 3, after=True, flags=flags)
+    kill(here, target, rollout_log.RolloutLog, "_index", 3, flags=flags)
     assert f"goes on after step {step}" in capsys.readouterr().out
     assert resume(here, target, *flags) == 0
     same_run(one, target)

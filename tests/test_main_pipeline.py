@@ -59,7 +59,7 @@ def test_killed_with_answers_on_their_way(here, name, flags, capsys):  # noqa: F
         )
     kill(here, target, store, "manifest", 3, flags=flags)  # in a save
     assert saved(target)
-    kill(here, target, rollout_log, "_whole", 3, after=True, flags=flags)
+    kill(here, target, rollout_log.RolloutLog, "_index", 3, flags=flags)
     assert resume(here, target, *flags) == 0
     assert capsys.readouterr().out.count("goes on after step") >= 2
     same_run(whole, target)

@@ -60,7 +60,7 @@ def test_a_run_whose_checkpoints_are_gone_is_refused_and_nothing_is_touched(here
 
 def test_killed_between_saves_and_in_later_ones(here, whole, capsys):
     target = here / "late"
-    kill(here, target, rollout_log, "_whole", 5, after=True)  # rollouts of step 3 are written, their index line is not
+    kill(here, target, rollout_log.RolloutLog, "_index", 5)  # rollouts of step 3 are written, their index line is not
     kill(here, target, store, "manifest", 1)  # in the save at step 4
     assert saved(target) == ["step_000002", "step_000004.part"]
     kill(here, target, store.shutil, "rmtree", 2)  # step 5 is whole and step 2 about to be deleted

@@ -59,7 +59,7 @@ def test_killed_while_the_learner_is_at_work(here, name, flags, capsys):  # noqa
     assert all(a <= b for a, b in zip(begins, ends)) and any(a < b for a, b in zip(begins, ends))
     kill(here, target, store, "manifest", 3, flags=flags)
     assert saved(target)
-    kill(here, target, rollout_log, "_whole", 3, after=True, flags=flags)
+    kill(here, target, rollout_log.RolloutLog, "_index", 3, flags=flags)
     assert resume(here, target, *flags) == 0
     assert capsys.readouterr().out.count("goes on after step") >= 2
     same_run(whole, target)

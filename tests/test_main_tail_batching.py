@@ -42,7 +42,7 @@ def test_killed_with_groups_put_off(here, flags, capsys):  # noqa: F811
     assert stale[:2] == [0, 0] and stale[2] > 0 if partial else stale == [0] * 5 + [1]
     kill(here, target, store, "manifest", 3, flags=flags)  # in the save at step 3, where nobody waits any more
     assert "step_000002" in saved(target)  # and four groups wait here
-    kill(here, target, rollout_log, "_whole", 4, after=True, flags=flags)  # at step 5 or so
+    kill(here, target, rollout_log.RolloutLog, "_index", 4, flags=flags)  # at step 5 or so
     assert resume(here, target, *flags) == 0
     assert capsys.readouterr().out.count("goes on after step") >= 2
     same_run(whole, target)

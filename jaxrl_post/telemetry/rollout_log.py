@@ -65,6 +65,9 @@ class RolloutLog:
         """Writes a file and a line of the index: step, file, num_groups, num_rollouts, num_tokens, bytes, sha256."""
         name, data = f"step_{step:06d}.npz", to_bytes(groups)
         written.whole(self._folder / name, data)
+        self._index(step, name, groups, data)
+
+    def _index(self, step: int, name: str, groups: Sequence[Group], data: bytes) -> None:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         line = {
             "step": step,

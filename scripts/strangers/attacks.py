@@ -92,7 +92,7 @@ def launchers() -> Members:
     return Members(tried, tuple(wrong))
 
 
-def _left(before: set[int], patience_s: float = 5.0) -> int:
+def _left(before: set[int], patience_s: float = hostile_programs.PATIENCE_S) -> int:
     """Counts the processes that are left and were not there before. On a busy machine their ends take a while."""
     until = time.monotonic() + patience_s
     while (left := len(set(hostile_programs.left_behind(os.getpid())) - before)) and time.monotonic() < until:
