@@ -36,7 +36,7 @@ FAULTS = (
         "jaxrl_post/checkpoint/store.py",
         (
             "one_step_less",
-            "Checkpoints._prune",
+            "Checkpoints._delete_old",
             "whole[: -self._keep]",
             "whole[: 1 - self._keep]",
             "one step too few stays",
@@ -52,7 +52,7 @@ FAULTS = (
         ),
         (
             "leftovers_stay",
-            "Checkpoints._prepare",
+            "Checkpoints._remove_leftovers",
             "_remove(leftover)",
             "pass",
             "half-written steps stay",
