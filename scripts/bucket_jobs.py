@@ -50,17 +50,17 @@ class BucketJobs:
         killer = threading.Thread(target=self._kill, args=(name, kills, random.Random(len(kills))), daemon=True)
         killer.start()
         place = self.runs.here / name
-        code = joined_jobs.run(
+        job = joined_jobs.started(
             self.runs.root,
             "kubernetes",
             self._processes,
             place,
             self._options,
             self.runs.here / "cache-job",
-            len(kills),
             self.runs.url(name),
             variables,
         )
+        code = joined_jobs.run(job, len(kills))
         killer.join(timeout=30)
         return code
 

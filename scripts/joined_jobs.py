@@ -39,33 +39,6 @@ SMALL = [  # of configs/demo_sharded.py: a job whose processes take seconds, and
 Variables = dict[str, str]
 
 
-def run(
-    root: Path,
-    launcher: str,
-    processes: int,
-    place: Path,
-    options: Sequence[str],
-    cache: Path,
-    most_restarts: int = 0,
-    run_dir: str = "",
-    variables: Variables | None = None,
-) -> int:
-    """Runs `python -m jaxrl_post.main --run-dir=PLACE --resume` as one job, and returns its exit code.
-
-    What process K says is added to PLACE.K.log.
-
-    Args:
-      options: more arguments of the command.
-      cache: the compilation cache of all processes.
-      run_dir: of the run, instead of PLACE.
-      variables: of all processes.
-    """
-    from jaxrl_post.launch import local_job
-
-    command, given = started(root, launcher, processes, place, options, cache, run_dir, variables)
-    return local_job.run_job(command, given, most_restarts)
-
-
 def started(
     root: Path,
     launcher: str,
@@ -76,7 +49,16 @@ def started(
     run_dir: str = "",
     variables: Variables | None = None,
 ) -> tuple[list[str], list[Variables]]:
-    """Returns the command of every process of a job, and the variables of each. Arguments are those of `run`."""
+    """Returns a job: the command of its processes, `python -m jaxrl_post.main --run-dir=PLACE --resume`, and variables of each.
+
+    What process K says is added to PLACE.K.log.
+
+    Args:
+      options: more arguments of the command.
+      cache: the compilation cache of all processes.
+      run_dir: of the run, instead of PLACE.
+      variables: of all processes.
+    """
     more = {"JAX_COMPILATION_CACHE_DIR": str(cache), "PYTHONPATH": str(root)} | (variables or {})
     given = [
         own | more | {"PROCESS_LOG": f"{place}.{index}.log"}
@@ -84,6 +66,13 @@ def started(
     ]
     command = [sys.executable, "-m", "jaxrl_post.main", *options, f"--run-dir={run_dir or place}", "--resume"]
     return [*_TO_LOG, *command], given
+
+
+def run(job: tuple[list[str], list[Variables]], most_restarts: int = 0) -> int:
+    """Runs a job of `started`, and returns its exit code."""
+    from jaxrl_post.launch import local_job
+
+    return local_job.run_job(*job, most_restarts)
 
 
 def said(place: Path) -> str:

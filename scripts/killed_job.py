@@ -23,16 +23,13 @@ from killed import differences
 STEPS = 16
 ENDS_S = 10.0  # for the other process: it hears of the loss at once, and jax's abort waits 3 s (parallel/liveness.py)
 GONE_S = 5.0  # for reward workers of both to end
-TERM_S = (
-    3.0  # after which a launcher tells a process to end that waits for another one to join: 120 s outside of this show
-)
+# After which a launcher tells a process to end that waits for another one to join: 120 s outside of this show.
+TERM_S = 3.0
 SAVE_S, FEW = 0.3, 3  # a save takes about so long; so many steps hold the moment of a kill that is no save
 STOP_S = 30.0  # from a launcher's SIGTERM to its SIGKILL
 LIMIT_S = 300.0
 OPTIONS = (f"--config.steps={STEPS}", "--config.mesh.data=1", "--config.mesh.fsdp=2", *joined_jobs.SMALL)
 MOMENTS = ("joining", "starting", "stepping", "saving", "between_states", "saved_by_0", "stepping")
-
-
 FAULTS = {(0, "between_states"): "mid_save", (1, "between_states"): "mid_save", (0, "saved_by_0"): "after_save"}
 
 

@@ -33,7 +33,8 @@ OPTIONS = (
 
 def run(folder: Path, launcher: str, place: Path, most_restarts: int = 0) -> int:
     options = [f"--config={folder / 'toy.py'}", *OPTIONS]
-    return joined_jobs.run(ROOT, launcher, 4, place, options, place.parent / "cache", most_restarts)
+    job = joined_jobs.started(ROOT, launcher, 4, place, options, place.parent / "cache")
+    return joined_jobs.run(job, most_restarts)
 
 
 @pytest.mark.shown("joined")

@@ -34,7 +34,8 @@ OPTIONS = (
 
 def run(folder: Path, place: Path, most_restarts: int = 0, *more: str) -> int:
     options = [f"--config={folder / 'toy.py'}", *OPTIONS, *more]
-    return joined_jobs.run(ROOT, "explicit", 4, place, options, place.parent / "cache", most_restarts)
+    job = joined_jobs.started(ROOT, "explicit", 4, place, options, place.parent / "cache")
+    return joined_jobs.run(job, most_restarts)
 
 
 @pytest.fixture(scope="module")

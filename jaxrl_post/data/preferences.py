@@ -116,6 +116,7 @@ def tokenised(
       ValueError: a completion that is empty, too long or cannot be cut from its prompt, with file and line.
     """
     begun, pairs = [], {}
+    left = {} if left is None else left
     for one in rows:
         place = f"{one['where']} (id {shown(one['id'])})"
         places = [f"{place}, column {side!r}" for side in SIDES]
@@ -131,6 +132,6 @@ def tokenised(
         ends = [found.left for found in both if found.left]
         if ends:
             one = {**one, "tokens": supervised.fitting(place, both[0].shown[:same], limit)}
-            (left if left is not None else {})[one["id"]] = max(ends, key=len)
+            left[one["id"]] = max(ends, key=len)
         begun.append(one)
     return prompts.tokenised(begun, words, chat=chat, limit=limit, where=where), pairs

@@ -187,6 +187,7 @@ def tokenised(
       ValueError: a demonstration that is empty, too long or cannot be cut from its prompt, with file and line.
     """
     begun, taught = [], {}
+    left = {} if left is None else left
     for one in rows:
         place = f"{one['where']} (id {shown(one['id'])})"
         if one["demonstration"] is None:
@@ -198,7 +199,7 @@ def tokenised(
             taught[one["id"]] = found.tokens
             if found.left:
                 one = {**one, "tokens": fitting(place, found.shown, limit)}
-                (left if left is not None else {})[one["id"]] = found.left
+                left[one["id"]] = found.left
         check(place, one["id"], taught[one["id"]], words, most, where)
         begun.append(one)
     return prompts.tokenised(begun, words, chat=chat, limit=limit, where=where), taught

@@ -1,4 +1,4 @@
-"""The begin and the end of a program: how its warnings read, and that no thread of others keeps its process alive.
+"""The beginning and the end of a program: how its warnings read, and that no thread of others keeps its process alive.
 
 It imports the standard library alone, because every command ends with it.
 """

@@ -145,7 +145,8 @@ def _job(record, runs: BucketRuns) -> None:
     options = [f"--config={runs.root / 'configs' / 'demo_sharded.py'}", *JOB]
     jobs = BucketJobs(runs, PROCESSES, options)
     begun = time.monotonic()
-    code = joined_jobs.run(runs.root, "kubernetes", PROCESSES, runs.here / "job", options, runs.here / "cache-job")
+    cache = runs.here / "cache-job"
+    code = joined_jobs.run(joined_jobs.started(runs.root, "kubernetes", PROCESSES, runs.here / "job", options, cache))
     record.figure("job.local_seconds", round(time.monotonic() - begun, 1))
     record.figure("job.local_exit_code", code, equals=0)
     begun = time.monotonic()

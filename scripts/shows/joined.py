@@ -49,9 +49,8 @@ def _run(record, run: Path, launcher: str, most_restarts: int = 0) -> tuple[floa
     """Runs the job to its end. Returns its seconds and its exit code."""
     config = f"--config={record.root / 'configs' / 'demo_sharded.py'}"
     begun = time.monotonic()
-    code = joined_jobs.run(
-        record.root, launcher, PROCESSES, run, [config, *OPTIONS], run.parent / "cache", most_restarts
-    )
+    job = joined_jobs.started(record.root, launcher, PROCESSES, run, [config, *OPTIONS], run.parent / "cache")
+    code = joined_jobs.run(job, most_restarts)
     return time.monotonic() - begun, code
 
 
