@@ -99,6 +99,10 @@ def _group(at: int):
     return Group(prompt=prompt, rollouts=rollouts, rewards=np.zeros(SIZE), scored=np.zeros(SIZE, bool))
 
 
+def _first_token(tokens, before=(), skip_special: bool = True) -> str:
+    return str(tokens[0])
+
+
 def _pool(record, folder: Path) -> None:
     """A pool whose workers are killed scores each rollout by hand's value, or leaves it unscored after two calls."""
     from jaxrl_post.rewards.pool import Pool
@@ -107,7 +111,7 @@ def _pool(record, folder: Path) -> None:
     file.write_text(GRADER.format(calls=str(calls)))
     groups = [_group(at) for at in range(GROUPS)]
     begun, wrong, unscored = time.monotonic(), [], []
-    with Pool([f"{file}:score"], workers=WORKERS, timeout_s=20.0, decode=lambda tokens: str(tokens[0])) as pool:
+    with Pool([f"{file}:score"], workers=WORKERS, timeout_s=20.0, decode=_first_token) as pool:
         killer = threading.Thread(target=_kills, args=(os.getpid(), KILLS, 0, 0.15, stopped, struck))
         killer.start()
         for group in groups:
