@@ -20,7 +20,7 @@ from pathlib import Path
 import joined_jobs
 from killed import differences
 
-STEPS = 16
+STEPS = 32
 ENDS_S = 10.0  # for the other process: it hears of the loss at once, and jax's abort waits 3 s (parallel/liveness.py)
 GONE_S = 5.0  # for reward workers of both to end
 # After which a launcher tells a process to end that waits for another one to join: 120 s outside of this show.
@@ -136,16 +136,23 @@ class Job:
         if kill.moment == "joining":
             return time.sleep(kill.noise * self._join_s)
         _wait(lambda: _Seen(place).joined_since(before), both)
+        late = time.monotonic() + kill.noise * self._start_s
+        _wait(lambda: _Seen(place).metrics != before.metrics or self._is(kill, "starting", late), both)
         if kill.moment == "starting":
-            return time.sleep(kill.noise * self._start_s)
-        _wait(lambda: _Seen(place).metrics != before.metrics, both)
+            return None
         if kill.moment == "stepping":
-            time.sleep(kill.noise * FEW * self._step_s)
+            late = time.monotonic() + kill.noise * FEW * self._step_s
+            _wait(lambda: len(_Seen(place).steps - before.steps) >= FEW or self._is(kill, "stepping", late), both)
         elif kill.moment == "saving":
             _wait(lambda: _Seen(place).parts, both)
             time.sleep(kill.noise * SAVE_S)
         else:
             _wait(lambda: _Seen(place).steps - before.steps, both)
+
+    @staticmethod
+    def _is(kill: Kill, moment: str, late: float) -> bool:
+        """Whether the moment of this kill is of that kind and has come. A job that is faster than measured is killed earlier."""
+        return kill.moment == moment and time.monotonic() >= late
 
     def _left(self) -> int:
         """Returns how many processes are left that any job began, GONE_S after its end."""
