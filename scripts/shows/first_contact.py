@@ -151,7 +151,7 @@ def _kind(record, python: Path, policy: Path, one: Kind) -> None:
 
 
 def _start(record, python: Path, one: Kind, *arguments: str) -> dict:
-    """Returns what a start in a process of its own said, without the config that it printed."""
+    """Returns what a start in a process of its own said."""
     env = os.environ | {"FAKE_MEMORY": str(one.mib * MIB), "JAX_ENABLE_COMPILATION_CACHE": "0"}
     env |= {"FAKE_CUDA": "13000"} if one.slice != "none" and not one.kind.startswith("TPU") else {}
     env |= {"FAKE_CAPABILITY": one.capability} if one.capability else {}
@@ -160,7 +160,8 @@ def _start(record, python: Path, one: Kind, *arguments: str) -> dict:
     if done.returncode:
         return {"code": done.returncode, "out": "", "errors": done.stderr[-2000:], "programs": [], "cost": ""}
     told = json.loads(done.stdout.splitlines()[-1])
-    return told | {"out": told["out"].partition("\n}\n")[2]}
+    assert "Memory per device" in told["out"], f"the start printed no plan: {told['out'][:500]}"
+    return told
 
 
 def _policy(folder: Path) -> Path:
