@@ -30,7 +30,7 @@ import killed_job
 import killed_reward_workers
 from killed import Runs, steps
 
-MINUTES = 40.0
+MINUTES = 50.0
 STEPS = 48
 DEADLINE_S = 12
 SHORT = (
