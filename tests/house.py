@@ -57,7 +57,7 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "base
 SIMULATOR_WORDS = {"sim", "simulate", "simulated", "simulator", "simulation"}
 LOOP_KNOWS = {"types", "protocols"}
 FIRST_LEVEL = 14  # modules directly in the package
-FILE_LINES, FUNCTION_LINES = 440, 44  # about 400 and about 40: a tenth of slack
+FILE_LINES, FUNCTION_LINES = 600, 60  # what still reads from top to bottom
 CONFIG_DICT_MODULES = {"config.reader", "main", "simulate"}  # the only ones that may see a ConfigDict
 CONFIG_ORDER = (  # each imports only those before it
     "conditions",

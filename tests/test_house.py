@@ -20,14 +20,7 @@ from jaxrl_post import config
 ROOT = Path(__file__).resolve().parents[1]
 
 LONG_FILES: dict[str, str] = {}
-LONG_FUNCTIONS: dict[str, str] = {
-    "scripts/benches/choices.py:bench": "a bench reads from top to bottom as one experiment",
-    "scripts/benches/swap.py:bench": "a bench reads from top to bottom as one experiment",
-    "scripts/replay.py:Arm.__init__": "every part of a replayed engine, built once",
-    "scripts/shows/modes.py:_verified": "one experiment: a run, then every rollout again from the start",
-    "scripts/shows/placements.py:_round": "one round of the simulator, every part built once",
-    "scripts/shows/spec_equality.py:_arms": "the table of arms that are compared",
-}
+LONG_FUNCTIONS: dict[str, str] = {}
 RUN_LEVEL = {  # config values that no file in configs/ needs to set
     "name": "a file's recipe has one, a second run of it gets another by --config.name",
     "run_dir": "where runs go is the user's choice, by --config.run_dir",
