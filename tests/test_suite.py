@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -56,13 +58,14 @@ def test_cpu_seconds_are_told_by_file_with_those_of_children(tmp_path, workers):
     (tmp_path / "test_counted.py").write_text(COUNTED)
     (tmp_path / "test_idle.py").write_text("def test_it(): pass\n")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = run(*of(tmp_path), "-p", "cpu_seconds", "-n", workers, tmp_path, **ALONE)
+    kept = tmp_path / "kept.json"
+    done = run(*of(tmp_path), "-p", "cpu_seconds", "-n", workers, tmp_path, **ALONE, CPU_SECONDS_FILE=str(kept))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stdout
     rows = {
         name.strip(): (int(tests or 0), float(seconds))
         for name, tests, seconds in re.findall(
-            r"^(test_\w+\.py|\(start.*\)|sum)\s+(?:(\d+)\s+)?(\d+\.\d)$", done.stdout, re.MULTILINE
+            r"^(test_\w+\.py|\(start.*\)|sum)\s+(?:(\d+)\s+)?(\d+\.\d)\s+0\.0$", done.stdout, re.MULTILINE
         )
     }
     assert list(rows)[:2] == ["test_counted.py", "test_idle.py"], done.stdout
@@ -75,6 +78,18 @@ def test_cpu_seconds_are_told_by_file_with_those_of_children(tmp_path, workers):
     assert used - 2 <= rows["sum"][1] <= used + 0.1  # none is counted twice
     dearest = re.findall(r"^ +\d+\.\d  (test_\w+\.py::\w+)$", done.stdout, re.MULTILINE)
     assert dearest[0] == "test_counted.py::test_by_a_child" and len(dearest) == 3
+    files = json.loads(kept.read_text())["files"]
+    assert {name: (row["tests"], round(row["cpu_s"], 1)) for name, row in files.items()} == rows
+
+
+def test_seconds_in_compilers_are_told_apart(tmp_path):
+    (tmp_path / "test_compiles.py").write_text(
+        "import jax\n\ndef test_it(): jax.jit(lambda x: (x.sort().cumsum() * 7).sum())(jax.numpy.ones(64))\n"
+    )
+    kept, begun = tmp_path / "kept.json", time.monotonic()
+    done = run(*of(tmp_path), "-p", "cpu_seconds", "-n", 0, tmp_path, **ALONE, CPU_SECONDS_FILE=str(kept))
+    row = json.loads(kept.read_text())["files"]["test_compiles.py"]
+    assert done.returncode == 0 and 0.001 < row["compile_s"] < time.monotonic() - begun
 
 
 def test_a_test_over_its_time_limit_is_ended_and_the_others_run(tmp_path):
