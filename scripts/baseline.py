@@ -11,7 +11,7 @@ from pathlib import Path
 
 from record import Missing
 
-BASE = "77eb262120c8473331e0bb2c443250c0c4c8ead4"
+BASE = "02b76812f5d2bf0580c4e0ed5370a661c928de72"
 
 
 def checkout(root: Path) -> Path:

@@ -374,7 +374,7 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDe
 
 
 def unsettled(found: Mapping[str, int], reasons: Mapping[str, str]) -> list[str]:
-    """What is too long without a reason, and reasons that no longer have a case."""
-    return [f"{name}: {count} lines and no reason given" for name, count in found.items() if not reasons.get(name)] + [
-        f"{name}: has a reason and is not too long any more" for name in reasons if name not in found
+    """What is over its limit without a reason, and reasons that no longer have a case."""
+    return [f"{name}: {count} and no reason given" for name, count in found.items() if not reasons.get(name)] + [
+        f"{name}: has a reason and is within the limit" for name in reasons if name not in found
     ]

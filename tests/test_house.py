@@ -14,6 +14,7 @@ from pathlib import Path
 import contracts
 import house
 import pytest
+import weights
 
 from jaxrl_post import config
 
@@ -21,6 +22,18 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
+CROWDED = {  # folders of many files
+    "jaxrl_post/launch": "to become three folders: parts, plan and jobs",
+    "jaxrl_post/rewards": "its small files are being folded",
+}
+WIDE = {  # public functions of many parameters
+    "jaxrl_post.models.decoder:hidden": "what one pass through the layers reads, each by its name",
+    "jaxrl_post.rewards.pool:Pool.__init__": "options of the reward workers, each by its name",
+    "jaxrl_post.scheduler.pipeline:Pipeline.__init__": "options of the pipelined mode, each by its name",
+    "jaxrl_post.telemetry.observer:Observer.__init__": "what listens to the ring, each part by its name",
+    "jaxrl_post.trainer.learner:Learner.__init__": "what the learner is made of, each part by its name",
+}
+LONE_HELPERS = 337  # private functions with one caller into which they would fit; none may be added
 RUN_LEVEL = {  # config values that no file in configs/ needs to set
     "name": "a file's recipe has one, a second run of it gets another by --config.name",
     "run_dir": "where runs go is the user's choice, by --config.run_dir",
@@ -90,6 +103,16 @@ def test_long_files_have_a_reason(tree):
 
 def test_long_functions_have_a_reason(tree):
     assert not house.unsettled(house.long_functions(tree), LONG_FUNCTIONS)
+
+
+def test_folders_of_many_files_and_wide_signatures_have_a_reason(tree):
+    assert not house.unsettled(weights.crowded_folders(tree), CROWDED)
+    assert not house.unsettled(weights.wide_signatures(tree), WIDE)
+
+
+def test_helpers_with_one_caller_do_not_grow(tree):
+    found = weights.lone_helpers(tree)
+    assert len(found) <= LONE_HELPERS, f"{len(found)} private functions with one caller: {found}"
 
 
 def test_host_rooms_load_no_jax(tree):
