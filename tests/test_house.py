@@ -311,18 +311,18 @@ def test_every_rule_has_a_planted_violation_and_passes_a_good_tree(tmp_path):
 
 
 def test_planted_lengths_are_found(tmp_path):
-    body = "def f():\n    '''doc\n\n    more'''\n" + "    x = 1\n" * 43
-    long = "class A:\n    def g(self):\n" + "        x = 1\n" * 44
+    body = "def f():\n    '''doc\n\n    more'''\n" + "    x = 1\n" * 59
+    long = "class A:\n    def g(self):\n" + "        x = 1\n" * 60
     tree = _plant(
         tmp_path,
         {
             "jaxrl_post/trainer/packing.py": body,
             "jaxrl_post/engine/step_cost.py": long,
-            "kernels/a.py": "x = 1\n" * 441,
+            "kernels/a.py": "x = 1\n" * 601,
         },
     )
-    assert house.long_functions(tree) == {"jaxrl_post/engine/step_cost.py:A.g": 45}
-    assert house.long_files(tree) == {"kernels/a.py": 441}
+    assert house.long_functions(tree) == {"jaxrl_post/engine/step_cost.py:A.g": 61}
+    assert house.long_files(tree) == {"kernels/a.py": 601}
     assert (
         house.unsettled({"a": 401}, {})
         and house.unsettled({}, {"a": "why"})

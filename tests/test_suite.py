@@ -159,7 +159,7 @@ def test_continuous_integration_runs_both_tiers():
     runs = [line for line in said.splitlines() if " -m pytest " in line]
     assert len(runs) == 1 and re.findall(r" -[mk] (\S+ \S+)", runs[0].partition(" -m pytest ")[2]) == ['"not shown"']
     words = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert words[-1] == "JAXRL_REQUIRE_DATA=1 make test-all"
+    assert words[-1] == 'CPU_SECONDS_FILE="$PWD/.cache/cpu_seconds.json" JAXRL_REQUIRE_DATA=1 make test-all'
 
 
 def test_what_is_left_to_a_show_is_left_to_one_that_there_is():

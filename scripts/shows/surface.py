@@ -1,10 +1,11 @@
 """Nothing that a user names is lost: commands, flags, options, configs, pages, endpoints, metrics and modules that pages import.
 
-The names are taken from the base commit (scripts/baseline.py): commands from its `--help`, flags from the help of each command,
-options and sections from its schema, configs and pages from its files, endpoints from the routes of its servers, metrics from
-the names that its code writes, and modules from the blocks of its pages. Each is looked for in the present tree in the same
-way. A name that is gone counts as kept only if the changelog writes "`OLD` is now `NEW`" and NEW is there; then an old flag
-or option must be refused by a sentence that says NEW, and an old config must load.
+The names are taken from the base commit (scripts/baseline.py) and looked for in the present tree, both in the same way.
+Commands and flags come from the help, options from the schema, configs and pages from the files. Endpoints come from the
+routes of the servers, metrics from the texts in the code, and modules from the imports in the pages.
+
+A name that is gone counts as kept if the changelog writes "`OLD` is now `NEW`" and NEW is there. An old option must then be
+refused by a sentence that says NEW. An old config must load.
 """
 
 from __future__ import annotations
