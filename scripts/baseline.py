@@ -11,7 +11,7 @@ from pathlib import Path
 
 from record import Missing
 
-BASE = "02b76812f5d2bf0580c4e0ed5370a661c928de72"
+BASE = "9ce6881f4262918d90a0e6c8bbdc9c4647aeaffc"
 
 
 def checkout(root: Path) -> Path:
