@@ -48,7 +48,7 @@ OWN = {
     "sapo": ("scheduler.mini_batches=1", "scheduler.ppo_epochs=2", "eval.every=2"),
 }
 OPTIONS = "jaxrl_post.config.reference"  # prints docs/options.md
-ENDLESS = ("serve", "jetstream", "watch")
+ENDLESS = ("serve", "jetstream", "tinker", "watch")
 READING = ("evaluate", "generate", "export", "report", "rollouts", "compare", "watch")
 WRITTEN = ("exported", "adapter", "both.html", "demo.parquet")  # what commands write beside their run
 OUTPUTS = ("--out", "--json", "--parquet")
