@@ -7,6 +7,7 @@ it is stopped, or needs a checkpoint that is not there. `make docs` makes its ow
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import re
@@ -113,7 +114,12 @@ def _commands(record, pages, found) -> None:
             environment, words = dict(command[0]), list(command[1])
             if why := pages.wrong_with(pages.Command(page="", text="", words=tuple(words))):
                 refused.append(f"{' '.join(words)}: {why}")
-            elif _checked_by_name(words) or "JAX_PROCESS_ID" in environment or _lacks_a_run(words, folder):
+            elif (
+                _checked_by_name(words)
+                or _lacks_its_library(words)
+                or "JAX_PROCESS_ID" in environment
+                or _lacks_a_run(words, folder)
+            ):
                 by_name.append(" ".join(words))
             else:
                 print(" ".join(words), flush=True)
@@ -152,6 +158,12 @@ def _checked_by_name(words: list[str]) -> bool:
     return False
 
 
+def _lacks_its_library(words: list[str]) -> bool:
+    """Whether a command logs to Weights & Biases, whose library is not here. The show `report` runs it where it is."""
+    wanted = any(word.startswith("--config.logger.wandb=") for word in words)
+    return wanted and importlib.util.find_spec("wandb") is None
+
+
 def _is_a_form(name: str, rest: list[str]) -> bool:
     """Whether a command of the package runs until it is stopped, or names what a reader has to give."""
     if "--help" in rest:
@@ -162,9 +174,12 @@ def _is_a_form(name: str, rest: list[str]) -> bool:
 
 def _lacks_a_run(words: list[str], folder: str) -> bool:
     """Whether a command reads a run or a step that no command before it has made, as runs are short here."""
+    short = _shortened(words[1:], folder)
+    if words[1:3] == ["-m", "jaxrl_post.main"]:
+        runs = [word.partition("=")[2] for word in short if word.startswith("--resume=")]
+        return any(not os.path.exists(run) for run in runs)
     if words[1:3] != ["-m", "jaxrl_post"] or words[3] not in READING:
         return False
-    short = _shortened(words[1:], folder)
     for before, word in itertools.pairwise(short):
         path, at, step = word.rpartition("=")[2].partition("@")
         written = before in OUTPUTS or word.startswith(OUTPUTS)
