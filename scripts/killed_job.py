@@ -132,27 +132,22 @@ class Job:
         return [subprocess.Popen(command, env={**os.environ, **one}, start_new_session=True) for one in given]
 
     def _await(self, kill: Kill, place: Path, before: _Seen, both: Sequence[subprocess.Popen]) -> None:
-        """Waits until the moment of a kill."""
+        """Waits until the moment of a kill: at the latest what the folder shows, as a job may be faster than measured."""
         if kill.moment == "joining":
             return time.sleep(kill.noise * self._join_s)
         _wait(lambda: _Seen(place).joined_since(before), both)
-        late = time.monotonic() + kill.noise * self._start_s
-        _wait(lambda: _Seen(place).metrics != before.metrics or self._is(kill, "starting", late), both)
         if kill.moment == "starting":
-            return None
+            until = time.monotonic() + kill.noise * self._start_s
+            return _wait(lambda: time.monotonic() > until or _Seen(place).metrics != before.metrics, both)
+        _wait(lambda: _Seen(place).metrics != before.metrics, both)
         if kill.moment == "stepping":
-            late = time.monotonic() + kill.noise * FEW * self._step_s
-            _wait(lambda: len(_Seen(place).steps - before.steps) >= FEW or self._is(kill, "stepping", late), both)
+            until = time.monotonic() + kill.noise * FEW * self._step_s
+            _wait(lambda: time.monotonic() > until or len(_Seen(place).steps - before.steps) >= FEW, both)
         elif kill.moment == "saving":
             _wait(lambda: _Seen(place).parts, both)
             time.sleep(kill.noise * SAVE_S)
         else:
             _wait(lambda: _Seen(place).steps - before.steps, both)
-
-    @staticmethod
-    def _is(kill: Kill, moment: str, late: float) -> bool:
-        """Whether the moment of this kill is of that kind and has come. A job that is faster than measured is killed earlier."""
-        return kill.moment == moment and time.monotonic() >= late
 
     def _left(self) -> int:
         """Returns how many processes are left that any job began, GONE_S after its end."""
