@@ -2,7 +2,7 @@
 
 Task: sums such as "47+8+5=". Most have three terms, one in twenty has seven to nine. The reward is 1 for the exact
 answer behind "#" and 0 for anything else. Format and length earn nothing.
-Policy: configs/demo_policy, a Llama of 161,000 weights (0.65 MB) made by configs/demo_sft.py. It was trained on
+Policy: configs/demo_policy, a Llama of 161,000 weights (0.65 MB) made by configs/demo/sft.py. It was trained on
 careful solutions ("55+5=60#60") and about twice as many careless guesses ("#55"). So it always guesses greedily.
 Recipe: GRPO (arXiv 2402.03300), 64 prompts x 8 rollouts a step, on-policy, one update a step. The loss is token-mean
 (arXiv 2503.14476), without a KL term or gradient clipping.
@@ -15,7 +15,7 @@ Expected, on 256 held-out prompts at three seeds (scripts/results/demo.json, che
 - mean of 4 at temperature 1: from 0.34-0.37 to 0.93-0.94
 - greedy: from 0.00-0.01 to 0.98-1.00
 - mean length: from 8-9 to 17 tokens
-- gain with learning rate 0 or shuffled rewards (configs/demo_shuffled.py): at most 0.005
+- gain with learning rate 0 or shuffled rewards (configs/demo/shuffled.py): at most 0.005
 """
 
 from pathlib import Path

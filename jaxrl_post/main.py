@@ -1,43 +1,6 @@
 """Trains a policy: assembles a run (launch/assemble.py), runs its loop, and writes the policy and a summary.
 
-    python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run[=all]] [--run-dir=FOLDER] [--resume[=FOLDER]]
-    python -m jaxrl_post.main --resume=FOLDER [--config.steps=N ...]
-
-    python -m jaxrl_post.main --branch=RUN[@STEP] [--config=FILE] [--config.a.b=VALUE ...] [--run-dir=FOLDER]
-    python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] --dry-run --slice=NAME
-    python -m jaxrl_post.main --help [SECTION]
-
---config=FILE.py names the config; FILE.py:CHOICE hands CHOICE to the file's get_config. --config.a.b=VALUE overrides an
-option, and --config.a=default gives a section its defaults. A relative path in the file is looked for beside the file
-first, then in the working directory. One on the command line is looked for in the working directory.
-
---dry-run prints the options that differ from their defaults, the batch arithmetic and the memory plan, and writes nothing.
---dry-run=all prints every option, as JSON. A run keeps them in its config.json.
-
---run-dir=FOLDER is the run's folder, new or empty. Without it the folder is RUN_DIR/NAME-SEED-NNN, by the options.
-
---resume=FOLDER resumes a run that was killed. Without --config it has the run's own config, and only a few options may
-differ. --run-dir=FOLDER --resume starts the run if the folder has none, so that one command can be repeated until the
-run ends.
-
-FOLDER may be gs://BUCKET/NAME or s3://BUCKET/NAME. Then the run works in a folder of this machine, and is committed to the
-bucket after every save.
-
---branch=RUN@STEP begins a new run from a checkpoint of RUN, the newest one without @STEP. Weights, moments, the position
-in the data and the history are RUN's. Options may differ; without --config they are RUN's. RUN is only read.
-
---slice=v5e-16 (or v5p-64, tpu7x-8, h100, 4x8xh100, l4, ...) plans for devices that are not there, from shapes alone: memory
-of each device, and predicted seconds at --length=TOKENS of a rollout. It exits with 1 where the run does not fit.
-
-The value of a flag stands behind "=" or as the next argument.
-
-Exit codes:
-- 1: a mistake in a config, a data file or a checkpoint. The error is one sentence, printed before anything is
-  compiled. A run that could not start leaves no folder.
-- 1: no rollout of the first round could be scored, filters leave no group, or weights or gradients are not finite. Or
-  saves fail again and again, the last save failed, or a log cannot be written. The folder is kept.
-- 42: use --resume. A signal or a hang ended the run, another process of the job was lost, a weight swap failed midway, or a
-  bucket did not answer.
+`python -m jaxrl_post.main --help` prints its flags and exit codes (launch/command_line.py).
 """
 
 from __future__ import annotations
@@ -58,37 +21,39 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
-from jaxrl_post import evaluation, loop
-from jaxrl_post.buckets.followers import Behind
-from jaxrl_post.buckets.record import Taken
-from jaxrl_post.buckets.store import Unreachable
-from jaxrl_post.checkpoint import log_marks
-from jaxrl_post.checkpoint.store import SaveFailed
 from jaxrl_post.config import reference
-from jaxrl_post.launch import attempts, completions, ended, run_end
+from jaxrl_post.launch import command_line, own_process, run_end
 from jaxrl_post.launch.assemble import Run, assemble
-from jaxrl_post.launch.handed import Handed
+from jaxrl_post.launch.parts import completions, evaluation
+from jaxrl_post.launch.parts.python_inputs import PythonInputs
 from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard, limit
 from jaxrl_post.launch.watchdog import Watchdog, WatchedRing, leaving, write_stacks
 from jaxrl_post.parallel import liveness
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.parallel.weight_sync import NotFinite, Torn
 from jaxrl_post.rewards import NoScores
-from jaxrl_post.rewards.chain import FirstScores
+from jaxrl_post.rewards.jobs import FirstScores
+from jaxrl_post.ring import loop
+from jaxrl_post.ring.events import TimedRing
+from jaxrl_post.ring.timing import AtWork
+from jaxrl_post.ring.types import Group
+from jaxrl_post.runs import attempts, metric_rows
+from jaxrl_post.runs.buckets.followers import Behind
+from jaxrl_post.runs.buckets.record import Taken
+from jaxrl_post.runs.buckets.store import Unreachable
+from jaxrl_post.runs.checkpoint import log_marks
+from jaxrl_post.runs.checkpoint.store import SaveFailed
+from jaxrl_post.runs.rollout_log import RolloutLog
 from jaxrl_post.scheduler.group_filter import NoGroups, Solved
 from jaxrl_post.serve.agents import endpoint
-from jaxrl_post.telemetry import metrics, report
-from jaxrl_post.telemetry.alarms import Alarms, Diverged
-from jaxrl_post.telemetry.events import TimedRing
+from jaxrl_post.telemetry import report
+from jaxrl_post.telemetry.alarms import Alarms, Diverged, thresholds
 from jaxrl_post.telemetry.observer import Observer
-from jaxrl_post.telemetry.rollout_log import RolloutLog
-from jaxrl_post.telemetry.timing import AtWork
-from jaxrl_post.types import Group
 
 # ---- 1. The loop
 
 
-def turn(run: Run) -> None:
+def run_training(run: Run) -> None:
     """Evaluates, runs the loop, evaluates again, and writes the policy and the summary.
 
     Raises:
@@ -108,7 +73,7 @@ def turn(run: Run) -> None:
         when=config.evaluated_at,
         save=lambda version: save(run, observe, version),
         saved_at=config.saved_at,
-        alarms=Alarms(config.alarms, run.start.model.used_vocab or run.start.model.vocab_size, say),
+        alarms=Alarms(thresholds(config), run.start.model.used_vocab or run.start.model.vocab_size, say),
         dump=lambda step, groups: dump(run, step, groups),
         warm=lambda: (run.guard.arm(), dog.warm()),
         watch=run.watch,
@@ -120,7 +85,7 @@ def turn(run: Run) -> None:
         run.watch.drain()
         with jax.transfer_guard_host_to_device("disallow"), stoppable(ring, run, observe):
             try:
-                parts = run.turns, run.scheduler, run.rewards, run.learner
+                parts = run.rollout_engine, run.scheduler, run.rewards, run.learner
                 loop.run(ring, *parts, lambda learner, engine: publish(ring, run), config.steps)
             except Solved as end:
                 say(str(end))
@@ -138,9 +103,9 @@ def begin(ring: TimedRing, run: Run, observe: Observer) -> None:
     """Restores the observer of a checkpoint. A new run evaluates, and one that branches saves where it begins."""
     if run.saved is not None:
         observe.load_state_dict(run.saved.host["observers"])
-    if run.saved is None or run.branches_now:
+    if run.saved is None or run.branch:
         ring.call("testing", examine, run, run.learner.step)
-    if run.branches_now and run.config.checkpoint.every > 0:
+    if run.branch and run.config.checkpoint.every > 0:
         ring.call("save_checkpoint", save, run, observe, run.learner.step)
 
 
@@ -200,7 +165,7 @@ def stoppable(ring: TimedRing, run: Run, observe: Observer) -> StopSignal:
 
     def may_save() -> bool:
         config = run.config  # a drafter forgets at a save what it learned of rollouts since
-        return config.checkpoint.every > 0 and config.speculation.drafter == "off" and run.turns.pending == 0
+        return config.checkpoint.every > 0 and config.speculation.drafter == "off" and run.rollout_engine.pending == 0
 
     stop = StopSignal(lambda version: save_last(ring, run, observe, version), may_save, run.config.steps)
     ring.on("stepped", stop.stepped)
@@ -285,7 +250,7 @@ def sampled(run: Run, version: int) -> dict[str, float]:
     run.faults.reach("evaluation")
     config = run.config
     found = evaluation.evaluate(
-        run.turns if run.evaluator is run.engine else run.evaluator,
+        run.rollout_engine if run.evaluator is run.engine else run.evaluator,
         run.judge,
         run.start.held_out,
         samples=config.eval.samples,
@@ -298,7 +263,7 @@ def sampled(run: Run, version: int) -> dict[str, float]:
     )
     run.evaluations[1:] = [found]  # the first and the latest
     RolloutLog(run.mine / "evaluations").write(version, found.sampled + found.greedy)
-    judged = {f"eval/{name}": n for name, n in run.judge.metrics().items() if not metrics.is_timing(name)}
+    judged = {f"eval/{name}": n for name, n in run.judge.metrics().items() if not metric_rows.is_timing(name)}
     counted = run.evaluator.metrics() | judged
     return found.metrics() | {name: n for name, n in counted.items() if "timing_s/" not in name}
 
@@ -311,20 +276,25 @@ def main(arguments: Sequence[str]) -> int:
     try:
         code = _ended(arguments)
     finally:
-        attempts.end(code)
-        liveness.leave(code)
+        leave(code)
     return code
+
+
+def leave(code: int) -> None:
+    """Ends the attempt in its log, and then this process's place in its job. What was open is closed before."""
+    attempts.end(code)
+    liveness.leave(code)
 
 
 def _ended(arguments: Sequence[str]) -> int:
     with contextlib.ExitStack() as stack:
         try:
             if reference.asks(arguments):
-                print(reference.help_on(arguments, str(__doc__)))
+                print(reference.help_on(arguments, command_line.parser().format_help()))
                 return 0
             stack.enter_context(heard(limit(os.environ)))
             with losses():
-                run = assemble(arguments, stack, Handed(endpoint=endpoint.opened))
+                run = assemble(arguments, stack, PythonInputs(endpoint=endpoint.opened))
         except (ValueError, OSError) as error:
             return sorry(error)
         except Unreachable as error:
@@ -335,7 +305,7 @@ def _ended(arguments: Sequence[str]) -> int:
             if run is not None:
                 run.began = BEGAN
                 with losses():
-                    turn(run)
+                    run_training(run)
                     run.mirror.finished()
                 attempts.ending(0)
                 stack.close()  # a mirror commits the logs once they are closed
@@ -385,5 +355,5 @@ def sorry(error: Exception, code: int = 1) -> int:
 
 
 if __name__ == "__main__":
-    ended.begun()
-    sys.exit(ended.ended(main(sys.argv[1:])))
+    own_process.begun()
+    sys.exit(own_process.ended(main(sys.argv[1:])))

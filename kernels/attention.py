@@ -75,7 +75,6 @@ def copy(cache: Cache, source: Int[Array, " I"], target: Int[Array, " I"]) -> Ca
 
 
 def kv_heads(q: Float[Array, "R N H"], cache: Cache) -> int:
-    """Returns K."""
     return cache.pages.shape[2] * cache.pages.shape[3] // (2 * q.shape[2])
 
 

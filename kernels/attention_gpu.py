@@ -40,7 +40,6 @@ BIG_NEGATIVE = -1e30
 
 
 def serves(dtype: Any, cached: Any, heads: int, kv_heads: int, head_dim: int, page: int) -> bool:
-    """Returns whether the kernel takes these shapes."""
     return (
         dtype == cached
         and jnp.dtype(dtype).itemsize == 2

@@ -45,7 +45,6 @@ BIG_NEGATIVE = -1e30
 
 
 def serves(dtype: Any, cached: Any, heads: int, kv_heads: int, head_dim: int, page: int) -> bool:
-    """Returns whether the kernel takes these shapes."""
     wide = head_dim if head_dim % LANES == 0 else 2 * head_dim
     lines = 2 * kv_heads * head_dim // wide  # rows of a position, packed two in 32 bits
     tiled = lines in (2, 4) or lines % SUBLANES == 0

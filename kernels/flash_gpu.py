@@ -71,7 +71,6 @@ TILES = Tiles(forward=Tile(BLOCK, BLOCK), by_queries=Tile(BLOCK, BLOCK), by_keys
 
 
 def serves(dtype: Any, heads: int, kv_heads: int, head_dim: int, tokens: int) -> bool:
-    """Returns whether the kernel takes these shapes."""
     return jnp.dtype(dtype).itemsize == 2 and head_dim in (64, 128) and tokens % BLOCK == 0 and heads % kv_heads == 0
 
 

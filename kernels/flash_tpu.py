@@ -26,7 +26,6 @@ NEEDS = "bfloat16 or float32, and rows of a multiple of 128 tokens"
 
 
 def serves(dtype: Any, heads: int, kv_heads: int, head_dim: int, tokens: int) -> bool:
-    """Returns whether the kernel takes these shapes."""
     return (
         dtype in (jnp.bfloat16, jnp.float32)
         and tokens % LANES == 0

@@ -23,7 +23,6 @@ NEEDS = f"at least {tiles.TILE} ids a device, in a multiple of {ALIGNED}"
 
 
 def serves(rows: int, vocab: int) -> bool:
-    """Returns whether the kernel takes these shapes."""
     return vocab >= tiles.TILE and vocab % ALIGNED == 0
 
 

@@ -21,7 +21,6 @@ NEEDS = f"at least {tiles.TILE} ids a device"
 
 
 def serves(rows: int, vocab: int) -> bool:
-    """Returns whether the kernel takes these shapes."""
     return vocab >= tiles.TILE
 
 
@@ -48,8 +47,6 @@ def statistics(
 
 
 def _kernel(vocab: int):
-    """Returns the kernel body for `vocab` ids."""
-
     def kernel(logits_ref, rows_ref, out_ref):
         block = pl.program_id(1)
 

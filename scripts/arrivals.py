@@ -65,21 +65,22 @@ def _on_host(own):
     """Returns the learner's array on every host. Where whole hosts learn, process 0 tells it to the others."""
     import jax
     import numpy as np
+    from jax.experimental import multihost_utils
 
     from jaxrl_post.parallel import mesh, processes
 
     there = own.sharding.mesh
     if len(mesh.processes(there)) == jax.process_count():
-        return processes.whole(own)
+        return multihost_utils.process_allgather(own, tiled=True)
     held = processes.gathered(own, own.dtype) if mesh.is_here(there) else np.empty(own.shape, own.dtype)
-    return _told().share_array(held)
+    return _told().broadcast_array(held)
 
 
 @functools.cache
 def _told():
-    from jaxrl_post.parallel import relay
+    from jaxrl_post.parallel import exchange
 
-    return relay.Relays().open("arrivals", 0)
+    return exchange.Relays().open("arrivals", 0)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ class BucketJobs:
 
     def _numbers(self, name: str, before: dict[int, int]) -> dict[int, int]:
         """Returns the processes of the present attempt by their index, once all of them have begun."""
-        from jaxrl_post.launch import attempts
+        from jaxrl_post.runs import attempts
 
         found = {}
         for place in self._scratch.glob(f"*/{name}-*/*-*"):

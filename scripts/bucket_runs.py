@@ -13,6 +13,10 @@ from pathlib import Path
 import bucket_server
 from killed import LIMIT_S, Runs, end
 
+from jaxrl_post.config.address import parse
+from jaxrl_post.runs.buckets.objects import Objects
+from jaxrl_post.runs.checkpoint import host_state, log_marks, signed_files
+
 
 class BucketRuns(Runs):
     """Runs in a bucket, each start with scratch folders of its own, as on another machine.
@@ -57,12 +61,10 @@ class BucketRuns(Runs):
 
     def killed_at_step(self, name: str, step: int, later_s: float) -> bool:
         """Begins or resumes a run and kills it so many seconds after it has logged a step. Returns False if it had ended."""
-        from jaxrl_post.checkpoint import unsaved
-
         process = self.begin(name)
         try:
             while process.poll() is None:
-                if any(unsaved.last_step(file.parent) >= step for file in self._scratch.glob("*/*/*/metrics.jsonl")):
+                if any(log_marks.last_step(file.parent) >= step for file in self._scratch.glob("*/*/*/metrics.jsonl")):
                     time.sleep(later_s)
                     process.send_signal(signal.SIGKILL)
                     break
@@ -74,7 +76,7 @@ class BucketRuns(Runs):
 
     def orphans(self, name: str) -> int:
         """Returns how many objects of a run no commit needs: what a kill left of an upload."""
-        from jaxrl_post.buckets import record, tree
+        from jaxrl_post.runs.buckets import record, tree
 
         objects = self.objects(name)
         kept = {one.tree: tree.read(objects, one.tree) for one in record.read(objects).commits}
@@ -82,15 +84,12 @@ class BucketRuns(Runs):
 
     def objects(self, name: str):
         """Returns a run's objects, reached without the proxy."""
-        from jaxrl_post.buckets.address import parse
-        from jaxrl_post.buckets.objects import Objects
-
         os.environ.update(bucket_server.environment(self._scheme, self._server))
         return Objects(parse(self.url(name), "name"))
 
     def steps(self, name: str) -> list[int]:
         """Returns the newest step of each commit of a run, newest first."""
-        from jaxrl_post.buckets import record
+        from jaxrl_post.runs.buckets import record
 
         return [commit.step for commit in record.read(self.objects(name)).commits]
 
@@ -100,8 +99,6 @@ class BucketRuns(Runs):
 
     def damages(self, name: str) -> list[str]:
         """Returns what is wrong with the commits of a run: pieces, steps, and logs that are shorter than a step knows."""
-        from jaxrl_post.checkpoint import host_state, log_marks, signed_files
-
         out = []
         for step, folder in self._commits(name):
             places = sorted((folder / "checkpoints").glob("step_??????"))
@@ -120,7 +117,7 @@ class BucketRuns(Runs):
 
     def _commits(self, name: str) -> Iterator[tuple[int, Path]]:
         """Yields step and folder of each commit, newest first. A piece that is not whole raises."""
-        from jaxrl_post.buckets import record, tree
+        from jaxrl_post.runs.buckets import record, tree
 
         objects = self.objects(name)
         for commit in record.read(objects).commits:

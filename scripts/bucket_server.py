@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
+from http_clients import free_port
+
 BUCKET = "bucket"
 _UP_S = 60.0
 
@@ -73,12 +75,6 @@ def faults(port: int) -> dict[str, int]:
     """Returns how often a proxy did each fault, and the number of calls."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/faults", timeout=_UP_S) as answer:
         return json.load(answer)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ where it begins.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import compiled_text
@@ -29,7 +28,6 @@ class Collective:
 
     @property
     def bytes(self) -> int:
-        """Of one run."""
         return sum(shape.bytes for shape in self.shapes)
 
     def has_size(self, *sizes: int) -> bool:
@@ -74,12 +72,3 @@ def moved(run: Run) -> tuple[Array, ...]:
         largest = max(found, key=lambda array: array.bytes)
         return (largest,) if len(found) <= 4 else found[len(found) // 2 :]
     return found
-
-
-def by_shape(found: list[Collective]) -> Counter:
-    """Returns bytes of all runs by kind and shapes."""
-    out: Counter = Counter()
-    for one in found:
-        words = " ".join(f"{shape.dtype}[{','.join(map(str, shape.dims))}]" for shape in one.shapes)
-        out[f"{one.kind} {words} in {len(one.loops)} loops"] += one.bytes * one.turns
-    return out

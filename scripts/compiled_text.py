@@ -215,7 +215,6 @@ def _index(line: Instruction) -> int | None:
 
 
 def _constant(line: Instruction | None) -> int | None:
-    """Returns the value of a whole-numbered constant."""
     found = re.match(r"(-?\d+)\)", line.rest) if line is not None and line.operation == "constant" else None
     return int(found[1]) if found else None
 

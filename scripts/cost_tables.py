@@ -4,7 +4,7 @@
 
 Writes one file for each slice below scripts/tables/. A table has two placements. In `shared`, learner and engine have
 all devices. In `split`, each has half of them. Every second is bytes or FLOPs over a published rate, times a share that
-good programs reach (jaxrl_post/launch/roofline.py). The learner's mesh is the one with the fewest predicted seconds of
+good programs reach (jaxrl_post/launch/plan/roofline.py). The learner's mesh is the one with the fewest predicted seconds of
 those whose memory plan fits.
 
 Keys and values of a row are left out. The runs' contexts are below 240 tokens, of which a step reads under 2 % of what
@@ -82,7 +82,7 @@ def made(name: str) -> dict:
     Raises:
       ValueError: no mesh of a placement fits.
     """
-    from jaxrl_post.launch import chips, roofline
+    from jaxrl_post.launch.plan import chips, roofline
 
     where = chips.read(name)
     placements = {"shared": _placed(where, 0), "split": _placed(where, where.devices // 2)}
@@ -91,7 +91,7 @@ def made(name: str) -> dict:
 
 def _placed(where, engine: int) -> dict:
     """Returns the placement with `engine` devices of the engine's own; 0: it shares the learner's."""
-    from jaxrl_post.launch import slice_plan
+    from jaxrl_post.launch.plan import slice_plan
     from jaxrl_post.models.presets import PRESETS
 
     model, found = PRESETS[MODEL], []
@@ -118,7 +118,9 @@ def _configs(where, engine: int) -> Iterator[tuple]:
             f"mesh.engine_tensor={ways}",
             f"batch.rows={fsdp}",
             f"batch.tokens={max(512, TOKENS // fsdp)}",
-            *("optimizer.moments_dtype=bfloat16", "optimizer.sums_dtype=bfloat16", "optimizer.b2=0.98"),
+            "optimizer.moments_dtype=bfloat16",
+            "optimizer.sums_dtype=bfloat16",
+            "optimizer.b2=0.98",
             *(["scheduler.name=pipeline", "scheduler.max_staleness=4"] if engine else []),
             *(["engine.sleep=true"] if where.chip.platform == "tpu" and not engine else []),
         ]
@@ -142,7 +144,7 @@ _SHAPE = (
 
 
 def _price(config, model, where) -> Price:
-    from jaxrl_post.launch import activations, roofline
+    from jaxrl_post.launch.plan import activations, roofline
 
     count, chip, m = roofline.parameters(model), where.chip, config.mesh
     generating = m.engine or m.learner

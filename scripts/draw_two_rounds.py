@@ -21,8 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 import drawing  # noqa: E402
 import plot_rounds  # noqa: E402
 
-from jaxrl_post import simulate  # noqa: E402
-from jaxrl_post.sim import settings  # noqa: E402
+from jaxrl_post.simulate import settings, simulation  # noqa: E402
 
 DEVICES = 4
 TOKEN_S = 6 * 7.62e9 / (0.4 * 9.9e14) / DEVICES  # 6 operations a weight and token, at 40 % of an H800's peak
@@ -54,7 +53,7 @@ def ratio(before: plot_rounds.Panel, after: plot_rounds.Panel) -> float:
 
 def _panel(title: str, overrides: tuple[str, ...]) -> plot_rounds.Panel:
     pieces: list[str] = []
-    simulate.turn(settings.resolve(settings.default(), overrides), pieces.append)
+    simulation.run(settings.resolve(settings.default(), overrides), pieces.append)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         file.write_text("".join(pieces), encoding="utf-8")

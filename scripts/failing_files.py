@@ -102,12 +102,10 @@ TIMED = ("tensorboard/", "trace_")  # their bytes and names are times
 
 
 def renames(record) -> None:
-    """Writes the figures of the arm `renames`."""
     _arm(record, "renames", "rename", RENAMES)
 
 
 def full_disks(record) -> None:
-    """Writes the figures of the arm `full_disks`."""
     _arm(record, "full_disks", "write", WRITES)
 
 
@@ -155,14 +153,7 @@ class Tried:
         return unknown, [kind for kind in kinds if not any(fnmatchcase(name, kind) for name in names)]
 
     def _run(self, name: str, variables: Mapping[str, str]) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            self._runs.begun(name),
-            cwd=self._runs.root,
-            env=self._runs.environment() | {"PYTHONPATH": str(self._runs.root), "JAX_PLATFORMS": "cpu"} | variables,
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
+        return self._runs.met(name, 900, PYTHONPATH=str(self._runs.root), JAX_PLATFORMS="cpu", **variables)
 
     def met(self, name: str, call: str, kind: str, at: int, reason: int, how: str) -> dict:
         """Lets a run meet a fault and resumes it. Returns its exit code, and every promise that it broke.
@@ -192,7 +183,8 @@ class Tried:
         else:
             code = 0
         if not done.returncode and kind != KEY:
-            wrong += [f"differs: {one}" for one in self._differing(place)]
+            found = self._runs.differences(self._here / "whole", place)
+            wrong += [f"differs: {one}" for one in found if not one.startswith(TIMED)]
         wrong += [f"left: {one}" for one in _left(place)]
         print(f"{name} {kind} {at} {how}: {code} {wrong}", flush=True)
         shutil.rmtree(place)
@@ -218,9 +210,6 @@ class Tried:
             shutil.copytree(self._here / "whole", place, symlinks=True)
             with open(place / "checkpoints" / f"step_{STEPS:06d}" / "about.json", "ab") as file:
                 file.write(b" ")
-
-    def _differing(self, place: Path) -> list[str]:
-        return [one for one in self._runs.differences(self._here / "whole", place) if not one.startswith(TIMED)]
 
 
 def _tried_again(lines: list[tuple[str, str]]) -> bool:

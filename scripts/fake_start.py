@@ -2,7 +2,7 @@
 
     python scripts/fake_start.py KIND SLICE ARGUMENTS...
 
-KIND is what the runtime reports (`device_kind`). SLICE names the devices whose compiler works (launch/chips.py), or is
+KIND is what the runtime reports (`device_kind`). SLICE names the devices whose compiler works (launch/plan/chips.py), or is
 "none" where there is no compiler. ARGUMENTS are those of a run, with --dry-run. Prints one JSON object: the exit code, what was
 said, which programs of the engine were compiled, and the source of the step costs. FAKE_MEMORY holds the bytes that the runtime
 grants, FAKE_CUDA the version of CUDA, and FAKE_CAPABILITY what a device without a compiler says of itself.
@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from jaxrl_post.launch import chips, device_less  # noqa: E402
+from jaxrl_post.launch.plan import chips, device_less  # noqa: E402
 
 device_less.take_none()
 
@@ -75,7 +75,7 @@ def replace_devices(kind: str, devices: Sequence[Any]) -> None:
 
 def without_compiler() -> None:
     """Leaves out what only a compiler can say. The kernels are chosen all the same."""
-    from jaxrl_post.launch import build
+    from jaxrl_post.launch.parts import build
 
     def chosen(config: Any, start: Any) -> str:
         layout, own = build.layouts(config)[0], SimpleNamespace(devices=SimpleNamespace(flat=jax.devices()))

@@ -121,7 +121,6 @@ class Call(http.server.BaseHTTPRequestHandler):
             self._end()
 
     def _end(self) -> None:
-        """Ends the connection."""
         self.close_connection = True
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)

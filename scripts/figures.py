@@ -57,17 +57,15 @@ def modes(file: Path) -> str:
         lengths, _, chips = name.partition(".")
         scales = [scaled for scaled in told.values() if isinstance(scaled, dict) and scaled is not told["predicted"]]
         seconds = {mode: sum(scaled[mode] for scaled in scales) for mode in scales[0]}
-        best = {kind: _fastest(seconds, kind) for kind in ("tail_batching", "pipeline")}
+        best = {
+            kind: min((one for mode, one in seconds.items() if mode.startswith(kind)), default=0.0)
+            for kind in ("tail_batching", "pipeline")
+        }
         cells = (f"{seconds['sync'] / one:.2f}" if one else "not allowed" for one in best.values())
         chosen = told["chosen"].replace(" ahead=16", "")
         words = lengths.replace("_", " "), chips.replace(".", ", ")
         out.append(f"| {' | '.join([*words, *cells])} | `{chosen}` |")
     return "\n".join(out)
-
-
-def _fastest(seconds: dict[str, float], kind: str) -> float:
-    """Returns the seconds of the fastest candidate of a kind, or 0 where there is none."""
-    return min((one for mode, one in seconds.items() if mode.startswith(kind)), default=0.0)
 
 
 def _line(line: str, results: Path) -> str:

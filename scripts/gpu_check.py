@@ -107,7 +107,6 @@ class Report:
         return self.sections[name].state if name in self.sections else ""
 
     def told(self) -> dict[str, Any]:
-        """Returns all figures by now."""
         return {key: value for found in self.sections.values() for key, value in found.figures.items()}
 
     def not_reached(self) -> list[str]:
@@ -121,7 +120,6 @@ class Report:
         return out
 
     def write(self) -> None:
-        """Writes the whole file."""
         record = self.record
         record.figures, record.bounds = self.told(), {}
         for found in self.sections.values():

@@ -80,12 +80,9 @@ class Worker:
         _, self.params = hf.load(self.folder / "policy", shardings=self.homes(self.mesh))
 
     def saves(self) -> Any:
-        from jaxrl_post.checkpoint.store import Checkpoints
-        from jaxrl_post.parallel import processes
+        from jaxrl_post.runs.checkpoint.store import Checkpoints
 
-        return Checkpoints(
-            self.folder / "checkpoints", keep_last=2, say=print, share=processes.share_text, any_of=processes.any_text
-        )
+        return Checkpoints(self.folder / "checkpoints", keep_last=2, say=print)
 
     def save(self) -> None:
         self.saves().save(1, self.params, {"marks": {}}, {"processes": 1})
@@ -134,16 +131,16 @@ def read_bytes() -> int:
 def run(folder: Path, tree_mib: int, phases: list[str]) -> None:
     import jax
 
-    from jaxrl_post.launch import malloc
-    from jaxrl_post.parallel import processes
+    from jaxrl_post.launch import own_process
+    from jaxrl_post.parallel import exchange, processes
 
-    malloc.return_large_blocks()
+    own_process.return_large_blocks()
     processes.start(os.environ)
     worker = Worker(folder, tree_mib)
     before = resident()
     for phase in phases:
-        processes.share_text("")  # all begin together
-        malloc.give_back()
+        exchange.meet()  # all begin together
+        own_process.give_back()
         forget()
         begun, read = time.perf_counter(), read_bytes()
         getattr(worker, phase)()

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 LIMIT_S = 120.0  # of a response
 
 
 class Caller:
-    """Calls one server over one connection."""
-
     def __init__(self, port: int, token: str):
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -37,8 +41,40 @@ class Caller:
         return out
 
     def close(self) -> None:
-        """Closes the connection."""
         self._connection.close()
+
+
+class Served:
+    """A server of this project, by `python *command`, until the block ends. The block gets its port.
+
+    Its line that names the port begins with "serving".
+    """
+
+    def __init__(self, root: Path, *command: str):
+        env = {**os.environ, "PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, *command], cwd=root, env=env, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> int:
+        for line in self._process.stdout:
+            if line.startswith("serving"):
+                return int(line.strip().removesuffix("/v1").rpartition(":")[2])
+        raise RuntimeError(f"the server ended with exit code {self._process.wait()} before it served")
+
+    def __exit__(self, *_: Any) -> None:
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(60)
+        finally:
+            self._process.kill()
+            self._process.stdout.close()
+
+
+def free_port() -> int:
+    """Returns a port of this machine that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
 
 
 def together(clients: int, work: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -25,12 +25,11 @@ class IdleDevice:
 
     watched = 0
 
-    def __init__(self, sizes: c.Sizes, mean: float):
-        self._sizes, self._chance, self._noise = sizes, sizes.steps / mean, np.random.default_rng(0)
+    def __init__(self, sizes: c.EngineSettings, mean: float):
+        self._sizes, self._chance, self._noise = sizes, sizes.steps_per_dispatch / mean, np.random.default_rng(0)
         self.clear()
 
     def clear(self) -> None:
-        """Sets the seconds to 0."""
         self.own_s = self.meanwhile_s = 0.0
 
     def put(self, entry, drafts):
@@ -55,7 +54,7 @@ class IdleDevice:
         active, before = packed[..., c.ACTIVE] > 0, packed[..., c.NUM_TOKENS]
         room = np.minimum(packed[..., c.LIMIT], packed[..., c.MAPPED] + 1) - before
         prefill = packed[..., c.NUM_COMPUTED] < before - 1
-        new = np.where(active, np.clip(np.where(prefill, 1, sizes.steps), 0, room), 0)
+        new = np.where(active, np.clip(np.where(prefill, 1, sizes.steps_per_dispatch), 0, room), 0)
         out = np.zeros((sizes.replicas, sizes.slots, c.OUT_WINDOW + 5 * sizes.emit), np.int32)
         out[..., c.OUT_NUM_TOKENS] = before + new
         out[..., c.OUT_NUM_COMPUTED] = np.where(active, before + new - 1, 0)
@@ -70,4 +69,4 @@ class IdleDevice:
         uses[:, c.USES.index("decode")] = new.sum(axis=1)
         nothing = np.zeros(sizes.replicas, np.int64)
         offers, counts = np.zeros((sizes.replicas, c.OFFERS), np.int64), np.zeros((sizes.replicas, 2, 0), np.int64)
-        return c.DispatchResult(out, uses, sizes.steps, offers, nothing, counts)
+        return c.DispatchResult(out, uses, sizes.steps_per_dispatch, offers, nothing, counts)

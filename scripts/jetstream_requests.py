@@ -49,7 +49,7 @@ def _versions() -> dict[str, str]:
 
 def _directly(name: str) -> list[dict[str, Any]]:
     """Returns the requests with the greedy tokens of the engine driven directly."""
-    from jaxrl_post.launch import saved_policy
+    from jaxrl_post.launch.parts import saved_policy
 
     policy = saved_policy.load(name, ENGINE)
     words, given = policy.tokenizer, texts()

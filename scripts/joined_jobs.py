@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+from http_clients import free_port
 
 CPU = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
 # jax takes this machine for a host with TPU chips. It asks a metadata server for variables that are not there at all.
@@ -25,7 +26,7 @@ _TPU = {
 # A log for each process. The shell becomes the command, so its number is that of the process.
 _TO_LOG = ["sh", "-c", 'exec "$@" >> "$PROCESS_LOG" 2>&1', "sh"]
 
-SMALL = [  # of configs/demo_sharded.py: a job whose processes take seconds, and save after every step
+SMALL = [  # of configs/demo/sharded.py: a job whose processes take seconds, and save after every step
     "--config.scheduler.prompts=8",
     "--config.scheduler.group_size=4",
     "--config.engine.slots=8",
@@ -69,10 +70,9 @@ def started(
 
 
 def run(job: tuple[list[str], list[Variables]], most_restarts: int = 0) -> int:
-    """Runs a job of `started`, and returns its exit code."""
-    from jaxrl_post.launch import local_job
+    from jaxrl_post.launch.jobs import local
 
-    return local_job.run_job(*job, most_restarts)
+    return local.run_job(*job, most_restarts)
 
 
 def said(place: Path) -> str:
@@ -89,7 +89,7 @@ def kill(place: Path, kills: Sequence[tuple[int, int]], seconds: list[float]) ->
       kills: a process, and the checkpoint that is whole before it is killed.
       seconds: gets the seconds from each kill until no other process of the attempt was there.
     """
-    from jaxrl_post.launch import attempts
+    from jaxrl_post.runs import attempts
 
     for number, (lost, step) in enumerate(kills, start=1):
         saved = place / "checkpoints" / f"step_{step:06d}"
@@ -104,7 +104,6 @@ def kill(place: Path, kills: Sequence[tuple[int, int]], seconds: list[float]) ->
 
 
 def is_there(number: int) -> bool:
-    """Returns whether a process of this machine has not ended."""
     try:
         os.kill(number, 0)
     except ProcessLookupError:
@@ -121,12 +120,6 @@ def environments(launcher: str, processes: int) -> list[Variables]:
     """
     port = str(free_port())
     return [CPU | LAUNCHERS[launcher](index, processes, port) for index in range(processes)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _explicit(index: int, processes: int, port: str) -> Variables:

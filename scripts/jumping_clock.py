@@ -34,7 +34,6 @@ COMMANDS = (("watch", "{place}", "--once"), ("launch", "--status={place}"))
 
 
 def arm(record) -> None:
-    """Writes the figures of the arm."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         here = Path(folder)
         runs, faults = Runs(record, here, RUN, STEPS), Faults(here / "library")
@@ -54,10 +53,6 @@ def arm(record) -> None:
     record.figure("clock.commands.failed", [one for *one, (code, _) in said if code], equals=[])
     negative = [line for *_, (_, text) in said for line in text.splitlines() if re.search(r"(?<![\w.])-\d", line)]
     record.figure("clock.commands.negative_times", negative, equals=[])
-
-
-def _environment(runs: Runs, variables: dict[str, str]) -> dict[str, str]:
-    return runs.environment() | {"PYTHONPATH": str(runs.root), "JAX_PLATFORMS": "cpu"} | variables
 
 
 def _jumped(runs: Runs, faults: Faults) -> int:
@@ -98,8 +93,7 @@ def _resumed(runs: Runs, faults: Faults) -> list[list[int]]:
 
 
 def _run(runs: Runs, name: str, variables: dict[str, str]) -> subprocess.CompletedProcess:
-    environment = _environment(runs, variables)
-    return subprocess.run(runs.begun(name), cwd=runs.root, env=environment, capture_output=True, text=True, timeout=600)
+    return runs.met(name, 600, PYTHONPATH=str(runs.root), JAX_PLATFORMS="cpu", **variables)
 
 
 def _said(runs: Runs, faults: Faults, words: tuple[str, ...], ahead: int) -> tuple[int, str]:
@@ -109,7 +103,7 @@ def _said(runs: Runs, faults: Faults, words: tuple[str, ...], ahead: int) -> tup
     done = subprocess.run(
         [sys.executable, "-m", "jaxrl_post", *(word.format(place=place) for word in words)],
         cwd=runs.root,
-        env=_environment(runs, faults.clock(file)),
+        env=runs.environment() | {"PYTHONPATH": str(runs.root), "JAX_PLATFORMS": "cpu"} | faults.clock(file),
         capture_output=True,
         text=True,
         timeout=120,

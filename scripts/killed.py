@@ -88,7 +88,6 @@ class Runs:
         return {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(self.here / "cache")}
 
     def begin(self, name: str) -> subprocess.Popen:
-        """Begins a run, or resumes it."""
         return subprocess.Popen(
             self.begun(name),
             cwd=self._record.root,
@@ -96,6 +95,13 @@ class Runs:
             env=self.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+        )
+
+    def met(self, name: str, timeout_s: float = LIMIT_S, **fault: str) -> subprocess.CompletedProcess:
+        """Begins or resumes a run with a fault among its variables, and waits for its end, whatever that is."""
+        env = self.environment() | fault
+        return subprocess.run(
+            self.begun(name), cwd=self.root, env=env, capture_output=True, text=True, timeout=timeout_s
         )
 
     def finish(self, name: str) -> tuple[float, float]:
@@ -155,11 +161,21 @@ def differences(one: Path, two: Path, last: int) -> list[str]:
     return out + saved.differing(*(run / "checkpoints" / f"step_{last:06d}" / "arrays" for run in (one, two)))
 
 
+def compared(one: Path, two: Path) -> tuple[int, list[str]]:
+    """Returns how many files of rollouts, policy and decisions a run has, and those that another has with other bytes."""
+    names = sorted(
+        path.relative_to(one)
+        for pattern in ("rollouts/*", "policy/*", "scheduler_log.jsonl")
+        for path in one.rglob(pattern)
+    )
+    return len(names), [str(name) for name in names if (one / name).read_bytes() != (two / name).read_bytes()]
+
+
 def _rows(file: Path) -> list[str]:
     """Returns what was not timed of every row of a metrics.jsonl."""
-    from jaxrl_post.telemetry import metrics
+    from jaxrl_post.runs import metric_rows
 
-    return [json.dumps(metrics.deterministic(row), sort_keys=True) for row in metrics.read(file)]
+    return [json.dumps(metric_rows.deterministic(row), sort_keys=True) for row in metric_rows.read(file)]
 
 
 def end(process: subprocess.Popen) -> str:

@@ -50,7 +50,6 @@ KILLS = [
 
 
 def arm(record) -> None:
-    """Writes the figures of the arm."""
     with tempfile.TemporaryDirectory() as folder:
         job = Job(record.root, Path(folder))
         for name in ("cold", "whole"):  # the first one fills the compilation cache
@@ -77,7 +76,7 @@ class Job:
 
     def __init__(self, root: Path, here: Path):
         self.here, self._root, self._cache = here, root, here / "cache"
-        self._options = [f"--config={root / 'configs' / 'demo_sharded.py'}", *OPTIONS]
+        self._options = [f"--config={root / 'configs' / 'demo' / 'sharded.py'}", *OPTIONS]
         self._join_s = self._start_s = self._step_s = 0.0
 
     def finish(self, name: str) -> None:

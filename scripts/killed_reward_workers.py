@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import killed
 import numpy as np
 
 GROUPS, SIZE, WORKERS = 40, 8, 3
@@ -50,14 +51,12 @@ RUN = (
 
 
 def arm(record) -> None:
-    """Writes the figures of the arm."""
     with tempfile.TemporaryDirectory() as folder:
         _pool(record, Path(folder))
         _run(record, Path(folder))
 
 
 def _children(parent: int) -> list[int]:
-    """Returns the reward workers that a process has."""
     done = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(parent)], capture_output=True, text=True)
     return [int(line.split()[0]) for line in done.stdout.splitlines() if "rewards.worker import" in line]
 
@@ -77,42 +76,28 @@ def _kills(parent: int, times: int, seed: int, between_s: float, stopped: thread
 
 def _group(at: int):
     """Returns a group whose rollouts have one token each: their number."""
-    from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+    from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
 
-    prompt, one = Prompt(id=f"p{at}", tokens=[1], answer="gold", source="src"), np.ones(1)
+    prompt = Prompt(id=f"p{at}", tokens=[1], answer="gold", source="src")
     rollouts = tuple(
-        Rollout(
-            id=RolloutId(0, "train", 0, prompt.id, sample),
-            tokens=[at * SIZE + sample],
-            sampled=[True],
-            prompt=prompt,
-            logprobs=-one,
-            entropies=one,
-            versions=[0],
-            drafted=[False],
-            finish=Finish.EOS,
-            start_clock=0,
-            finish_clock=1,
-        )
+        Rollout.written(RolloutId(0, "train", 0, prompt.id, sample), prompt, [at * SIZE + sample], Finish.EOS)
         for sample in range(SIZE)
     )
     return Group(prompt=prompt, rollouts=rollouts, rewards=np.zeros(SIZE), scored=np.zeros(SIZE, bool))
 
 
-def _first_token(tokens, before=(), skip_special: bool = True) -> str:
-    return str(tokens[0])
-
-
 def _pool(record, folder: Path) -> None:
     """A pool whose workers are killed scores each rollout by hand's value, or leaves it unscored after two calls."""
-    from jaxrl_post.rewards.pool import Pool
+    from jaxrl_post.rewards.pool import Graders, Pool
 
     file, calls, stopped, struck = folder / "grader.py", folder / "calls", threading.Event(), []
     file.write_text(GRADER.format(calls=str(calls)))
     groups = [_group(at) for at in range(GROUPS)]
     begun, wrong, unscored = time.monotonic(), [], []
-    with Pool([f"{file}:score"], workers=WORKERS, timeout_s=20.0, decode=_first_token) as pool:
-        killer = threading.Thread(target=_kills, args=(os.getpid(), KILLS, 0, 0.15, stopped, struck))
+    with Pool(
+        Graders(functions=[f"{file}:score"], workers=WORKERS, timeout_s=20.0), lambda tokens, **how: str(tokens[0])
+    ) as pool:
+        killer = threading.Thread(target=_kills, args=(os.getpid(), KILLS, 0, 0.15, stopped, struck), daemon=True)
         killer.start()
         for group in groups:
             for rollout in group.rollouts:
@@ -152,7 +137,7 @@ def _run(record, folder: Path) -> None:
         environment = os.environ | {"PYTHONPATH": str(record.root), "JAX_PLATFORMS": "cpu"}
         with open(folder / f"{name}.log", "w") as log:
             run = subprocess.Popen(command, cwd=record.root, env=environment, stdout=log, stderr=subprocess.STDOUT)
-            killer = threading.Thread(target=_kills, args=(run.pid, RUN_KILLS, 1, 0.5, stopped, struck))
+            killer = threading.Thread(target=_kills, args=(run.pid, RUN_KILLS, 1, 0.5, stopped, struck), daemon=True)
             if name == "killed":
                 killer.start()
             seen[name] = run.wait(timeout=900)
@@ -164,13 +149,6 @@ def _run(record, folder: Path) -> None:
     record.figure("reward_workers.run.retries", sum(line["counts"].get("retries", 0) for line in lines), at_least=1)
     unscored = sum(not line["scored"] for line in lines)
     record.figure("reward_workers.run.unscored", unscored, equals=0)
-    names = sorted(
-        path.relative_to(folder / "whole")
-        for pattern in ("rollouts/*", "policy/*", "scheduler_log.jsonl")
-        for path in (folder / "whole").rglob(pattern)
-    )
-    differ = [
-        str(one) for one in names if (folder / "whole" / one).read_bytes() != (folder / "killed" / one).read_bytes()
-    ]
-    record.figure("reward_workers.run.files_compared", len(names), at_least=3)
+    compared, differ = killed.compared(folder / "whole", folder / "killed")
+    record.figure("reward_workers.run.files_compared", compared, at_least=3)
     record.figure("reward_workers.run.what_differs", differ, equals=[])

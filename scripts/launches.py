@@ -1,4 +1,4 @@
-"""Launches that tests and the show `launch` go through, misfits that must each be one sentence, and fake cluster tools.
+"""Launches that tests and the show `strangers` go through, misfits that must each be one sentence, and fake cluster tools.
 
     python scripts/launches.py         prints the names
     python scripts/launches.py NAME    prints what one launch would run, as --dry-run does
@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ PYTHON = "PYTHON"  # stands in a golden file for the interpreter that runs local
 IMAGE = "--image=us-docker.pkg.dev/my-project/rl/jaxrl-post:1"
 FILES = ("--env=JAXRL_MODELS=/mnt/models", "--env=JAXRL_DATA=/mnt/data")
 RUN_DIR = "--run-dir=/mnt/runs/first"
-SEVEN, THREE = "--config=configs/gsm8k_qwen2_5_7b.py", "--config=configs/gsm8k_qwen3.py"
+SEVEN, THREE = "--config=configs/models/gsm8k_qwen2_5_7b.py", "--config=configs/models/gsm8k_qwen3.py"
 GKE = (IMAGE, *FILES, RUN_DIR, "--claim=shared")
 BUCKET = (IMAGE, *FILES, "--run-dir=gs://my-bucket/runs/first", "--claim=shared")
 VM = (IMAGE, *FILES, RUN_DIR, "--share=10.0.0.2:/shared", "--project=my-project", "--zone=us-east5-b")
@@ -61,114 +60,80 @@ LAUNCHES: Mapping[str, tuple[str, ...]] = {
         *("--target=slurm", f"{SEVEN}:8xh100", "--slice=8xh100", "--nodes=2", *FILES, *TWO_A3, "--partition=h100"),
         *("--run-dir=/lustre/runs/first", "--secret=WANDB_API_KEY=/home/me/.secrets/wandb", "--hours=24"),
     ),
-    "local-4": ("--target=local", "--config=configs/demo_sharded.py", "--nodes=4", "--run-dir=runs/first"),
+    "local-4": ("--target=local", "--config=configs/demo/sharded.py", "--nodes=4", "--run-dir=runs/first"),
 }
 EXTRA = ("gke-gpu-2-a4", "gke-gpu-a3")  # beside the eleven that are promised
 
 
-@dataclass(frozen=True, kw_only=True)
-class Misfit:
-    """A launch that cannot be, as changes to one that can, and what the sentence must say."""
-
-    of: str
-    said: str
-    more: tuple[str, ...] = ()
-    less: tuple[str, ...] = ()
-
-    @property
-    def arguments(self) -> list[str]:
-        """Returns the flags: those of the launch that `less` does not begin with, and `more`."""
-        gone = (*self.less, *(one.partition("=")[0] + "=" for one in self.more if one.startswith("--")))
-        return [one for one in LAUNCHES[self.of] if not one.startswith(tuple(gone) or ("?",))] + list(self.more)
-
-
-MISFITS: Mapping[str, Misfit] = {
-    "unknown target": Misfit(of="gke-tpu-v5e-16", more=("--target=gke-tup",), said="nearest is gke-tpu"),
-    "no slice": Misfit(of="gke-tpu-v5e-16", less=("--slice",), said="needs --slice=NAME"),
-    "unknown slice": Misfit(of="gke-tpu-v5e-16", more=("--slice=v5e-15",), said="nearest valid one is v5e-16"),
-    "mesh against slice": Misfit(
-        of="gke-tpu-v5e-16", more=("--slice=v5e-32",), said="nearest valid value is mesh.fsdp=32"
+# A launch that cannot be: one that can, what is left out of it (!) or added, and what the sentence must say.
+MISFITS: Mapping[str, tuple[str, str]] = {
+    "unknown target": ("gke-tpu-v5e-16 --target=gke-tup", "nearest is gke-tpu"),
+    "no slice": ("gke-tpu-v5e-16 !--slice", "needs --slice=NAME"),
+    "unknown slice": ("gke-tpu-v5e-16 --slice=v5e-15", "nearest valid one is v5e-16"),
+    "mesh against slice": ("gke-tpu-v5e-16 --slice=v5e-32", "nearest valid value is mesh.fsdp=32"),
+    "fsdp across slices": (
+        "gke-tpu-2-v6e-32 --config.mesh.data=1 --config.mesh.fsdp=64",
+        "only data may cross the network between slices",
     ),
-    "fsdp across slices": Misfit(
-        of="gke-tpu-2-v6e-32",
-        more=("--config.mesh.data=1", "--config.mesh.fsdp=64"),
-        said="only data may cross the network between slices",
+    "replica across slices": (
+        "tpu-vm-v5p-64 --slice=v5p-8 --nodes=3 --config.mesh.fsdp=4 --config.mesh.tensor=1 "
+        "--config.mesh.engine=8 --config.mesh.engine_tensor=8 --config.batch.rows=4 "
+        "--config.scheduler.name=pipeline --config.engine.sleep=false",
+        "would lie in several slices",
     ),
-    "replica across slices": Misfit(
-        of="tpu-vm-v5p-64",
-        more=(
-            *("--slice=v5p-8", "--nodes=3", "--config.mesh.fsdp=4", "--config.mesh.tensor=1", "--config.mesh.engine=8"),
-            *("--config.mesh.engine_tensor=8", "--config.batch.rows=4", "--config.scheduler.name=pipeline"),
-            "--config.engine.sleep=false",
-        ),
-        said="would lie in several slices",
+    "split with unequal halves": (
+        "gke-gpu-2-a3 --config.mesh.data=1 --config.mesh.fsdp=4 --config.mesh.engine=12 --config.batch.rows=8 "
+        "--config.scheduler.name=pipeline",
+        "it must be data*fsdp*tensor=4",
     ),
-    "split with unequal halves": Misfit(
-        of="gke-gpu-2-a3",
-        more=(
-            *("--config.mesh.data=1", "--config.mesh.fsdp=4", "--config.mesh.engine=12", "--config.batch.rows=8"),
-            "--config.scheduler.name=pipeline",
-        ),
-        said="it must be data*fsdp*tensor=4",
+    "memory": (
+        "gke-tpu-v5e-16 --config.engine.sleep=false --config.optimizer.moments_dtype=float32 "
+        "--config.optimizer.sums_dtype=float32",
+        "does not fit",
     ),
-    "memory": Misfit(
-        of="gke-tpu-v5e-16",
-        more=(
-            *("--config.engine.sleep=false", "--config.optimizer.moments_dtype=float32"),
-            "--config.optimizer.sums_dtype=float32",
-        ),
-        said="does not fit",
+    "batch against shards": ("gke-tpu-v5e-16 --config.batch.rows=12", "batch.rows=12"),
+    "heads against replica": ("gke-tpu-v5e-16 --config.mesh.engine_tensor=16", "does not divide"),
+    "missing secret": ("gke-tpu-v5e-16 !--secret", "write --secret=WANDB_API_KEY=PLACE"),
+    "secret as a variable": ("gke-tpu-v5p-64 --env=HF_TOKEN=abc", "--secret=HF_TOKEN=PLACE"),
+    "secret of another form": ("gke-tpu-v5p-64 --secret=HF_TOKEN=hf", "must be SECRET/KEY"),
+    "quota": ("gke-tpu-v5p-64 --quota=16", "v5p-64 has 32 chips, 16 more than the quota"),
+    "folder of one host": ("gke-tpu-v5e-16 --run-dir=runs/first", "write --run-dir=/mnt/first"),
+    "bucket without a name": ("gke-tpu-v5e-16 --run-dir=gs://my-bucket", "is no place in a bucket"),
+    "disk that no pod has": ("gke-tpu-v5e-16 !--claim", "write --claim=CLAIM"),
+    "files of this machine": ("gke-tpu-v5e-16 !--env", "lies on this machine alone"),
+    "run that dies with its slice": (
+        "tpu-vm-v5e-16 !--share",
+        "lies on the slice's own disk, which is deleted with it",
     ),
-    "batch against shards": Misfit(of="gke-tpu-v5e-16", more=("--config.batch.rows=12",), said="batch.rows=12"),
-    "heads against replica": Misfit(
-        of="gke-tpu-v5e-16", more=("--config.mesh.engine_tensor=16",), said="does not divide"
+    "models that no host has": ("tpu-vm-v5e-16 !--share --run-dir=gs://my-bucket/runs/vm", "that no host has"),
+    "share of another form": ("tpu-vm-v5e-16 --share=/mnt", "must be SERVER:/EXPORT"),
+    "no image": ("gke-tpu-v5e-16 !--image", "must be REGISTRY/NAME:TAG"),
+    "no zone": ("tpu-vm-v5e-16 !--zone", "--zone='' must name where the TPUs are"),
+    "tpu7x on tpu-vm": ("tpu-vm-v5e-16 --slice=tpu7x-16", "write --target=gke-tpu"),
+    "GPUs on gke-tpu": ("gke-gpu-2-a3 --target=gke-tpu", "needs TPUs"),
+    "part of a machine": ("gke-gpu-2-a3 --slice=4xh100 --config.mesh.data=1", "needs machines of eight"),
+    "slices of one host": (
+        "gke-tpu-2-v6e-32 --slice=v6e-8 --config.mesh.fsdp=8 --config.batch.rows=16",
+        "take a larger slice",
     ),
-    "missing secret": Misfit(of="gke-tpu-v5e-16", less=("--secret",), said="write --secret=WANDB_API_KEY=PLACE"),
-    "secret as a variable": Misfit(of="gke-tpu-v5p-64", more=("--env=HF_TOKEN=abc",), said="--secret=HF_TOKEN=PLACE"),
-    "secret of another form": Misfit(of="gke-tpu-v5p-64", more=("--secret=HF_TOKEN=hf",), said="must be SECRET/KEY"),
-    "quota": Misfit(of="gke-tpu-v5p-64", more=("--quota=16",), said="v5p-64 has 32 chips, 16 more than the quota"),
-    "folder of one host": Misfit(
-        of="gke-tpu-v5e-16", more=("--run-dir=runs/first",), said="write --run-dir=/mnt/first"
+    "name of a job": ("gke-tpu-v5e-16 --name=My_Run", "nearest valid name is my-run"),
+    "nothing saved": (
+        "gke-tpu-v5e-16 --config.checkpoint=default --config.checkpoint.every=0",
+        "checkpoint.every=0 saves nothing",
     ),
-    "bucket without a name": Misfit(
-        of="gke-tpu-v5e-16", more=("--run-dir=gs://my-bucket",), said="is no place in a bucket"
-    ),
-    "disk that no pod has": Misfit(of="gke-tpu-v5e-16", less=("--claim",), said="write --claim=CLAIM"),
-    "files of this machine": Misfit(of="gke-tpu-v5e-16", less=("--env",), said="lies on this machine alone"),
-    "run that dies with its slice": Misfit(
-        of="tpu-vm-v5e-16", less=("--share",), said="lies on the slice's own disk, which is deleted with it"
-    ),
-    "models that no host has": Misfit(
-        of="tpu-vm-v5e-16", less=("--share",), more=("--run-dir=gs://my-bucket/runs/vm",), said="that no host has"
-    ),
-    "share of another form": Misfit(of="tpu-vm-v5e-16", more=("--share=/mnt",), said="must be SERVER:/EXPORT"),
-    "no image": Misfit(of="gke-tpu-v5e-16", less=("--image",), said="must be REGISTRY/NAME:TAG"),
-    "no zone": Misfit(of="tpu-vm-v5e-16", less=("--zone",), said="--zone='' must name where the TPUs are"),
-    "tpu7x on tpu-vm": Misfit(of="tpu-vm-v5e-16", more=("--slice=tpu7x-16",), said="write --target=gke-tpu"),
-    "GPUs on gke-tpu": Misfit(of="gke-gpu-2-a3", more=("--target=gke-tpu",), said="needs TPUs"),
-    "part of a machine": Misfit(
-        of="gke-gpu-2-a3", more=("--slice=4xh100", "--config.mesh.data=1"), said="needs machines of eight"
-    ),
-    "slices of one host": Misfit(
-        of="gke-tpu-2-v6e-32",
-        more=("--slice=v6e-8", "--config.mesh.fsdp=8", "--config.batch.rows=16"),
-        said="take a larger slice",
-    ),
-    "name of a job": Misfit(of="gke-tpu-v5e-16", more=("--name=My_Run",), said="nearest valid name is my-run"),
-    "nothing saved": Misfit(
-        of="gke-tpu-v5e-16",
-        more=("--config.checkpoint=default", "--config.checkpoint.every=0"),
-        said="checkpoint.every=0 saves nothing",
-    ),
-    "config elsewhere": Misfit(
-        of="gke-tpu-v5e-16", more=("--config=/etc/hosts.py",), said="outside of the working directory"
-    ),
-    "slice of a local job": Misfit(of="local-4", more=("--slice=h100",), said="leave it out"),
-    "processes of a local job": Misfit(of="local-4", more=("--nodes=3",), said="nearest valid value is 2"),
-    "no GPUs for Slurm": Misfit(
-        of="slurm-2-8xh100", more=("--slice=v5e-16", "--nodes=1"), said="needs nodes with GPUs"
-    ),
+    "config elsewhere": ("gke-tpu-v5e-16 --config=/etc/hosts.py", "outside of the working directory"),
+    "slice of a local job": ("local-4 --slice=h100", "leave it out"),
+    "processes of a local job": ("local-4 --nodes=3", "nearest valid value is 2"),
+    "no GPUs for Slurm": ("slurm-2-8xh100 --slice=v5e-16 --nodes=1", "needs nodes with GPUs"),
 }
+
+
+def misfit(name: str) -> list[str]:
+    """Returns the arguments of a launch that cannot be."""
+    of, *changes = MISFITS[name][0].split()
+    more = [one for one in changes if not one.startswith("!")]
+    gone = [one[1:] for one in changes if one.startswith("!")] + [f"{one.partition('=')[0]}=" for one in more]
+    return [one for one in LAUNCHES[of] if not one.startswith(tuple(gone))] + more
 
 
 def printed(arguments: Sequence[str]) -> tuple[int, str, str]:
@@ -192,7 +157,7 @@ def stay_here() -> None:
     sys.path.insert(0, str(ROOT))
     os.chdir(ROOT)
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from jaxrl_post.launch import device_less
+    from jaxrl_post.launch.plan import device_less
 
     device_less.WHEELS = dict.fromkeys(device_less.WHEELS, ())
 

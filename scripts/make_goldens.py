@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,27 +27,12 @@ import transformers
 ROOT = Path(__file__).resolve().parents[1]
 GOLDENS = ROOT / "tests" / "goldens"
 VOCABULARY, WIDTH, LENGTH = 128, 32, 40
-SMALL = dict(
-    vocab_size=VOCABULARY,
-    hidden_size=WIDTH,
-    intermediate_size=48,
-    num_attention_heads=4,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-5,
-    attn_implementation="eager",
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
-)
+SMALL = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=48, num_attention_heads=4)
+SMALL |= dict(max_position_embeddings=64, rms_norm_eps=1e-5, attn_implementation="eager")
+SMALL |= dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 # A window of 8 and an original length of 16 positions are both shorter than the texts.
-LLAMA3 = dict(
-    rope_type="llama3",
-    rope_theta=100.0,
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=16,
-)
+LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3 |= dict(original_max_position_embeddings=16)
 GEMMA3 = dict(
     full_attention=dict(rope_type="linear", factor=4.0, rope_theta=5000.0),
     sliding_attention=dict(rope_type="default", rope_theta=50.0),
@@ -59,98 +43,67 @@ def plain(theta: float) -> dict:
     return dict(rope_type="default", rope_theta=theta)
 
 
-# Family -> its model, the dtype it is saved in, and the largest file.
-FAMILIES: dict[str, tuple[Callable, str, str]] = {
+# Family -> the name of its model's class, the dtype it is saved in, the largest file, and its config beside SMALL.
+FAMILIES: dict[str, tuple[str, str, str, dict]] = {
     "llama2": (
-        lambda: transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(**SMALL, num_hidden_layers=2, num_key_value_heads=4, rope_parameters=plain(300.0))
-        ),
+        "Llama",
         "float16",
         "1GB",
+        dict(num_hidden_layers=2, num_key_value_heads=4, rope_parameters=plain(300.0)),
     ),
     "llama3": (
-        lambda: transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(
-                **SMALL, num_hidden_layers=3, num_key_value_heads=2, rope_parameters=LLAMA3, tie_word_embeddings=True
-            )
-        ),
+        "Llama",
         "bfloat16",
         "30KB",
+        dict(num_hidden_layers=3, num_key_value_heads=2, rope_parameters=LLAMA3, tie_word_embeddings=True),
     ),
     "qwen2": (
-        lambda: transformers.Qwen2ForCausalLM(
-            transformers.Qwen2Config(
-                **SMALL,
-                num_hidden_layers=3,
-                num_key_value_heads=2,
-                rope_parameters=plain(1000.0),
-                tie_word_embeddings=True,
-                use_sliding_window=True,
-                sliding_window=8,
-                max_window_layers=1,
-            )
-        ),
+        "Qwen2",
         "bfloat16",
         "1GB",
+        dict(num_hidden_layers=3, num_key_value_heads=2, rope_parameters=plain(1000.0), tie_word_embeddings=True)
+        | dict(use_sliding_window=True, sliding_window=8, max_window_layers=1),
     ),
     "qwen3": (
-        lambda: transformers.Qwen3ForCausalLM(
-            transformers.Qwen3Config(
-                **SMALL, num_hidden_layers=3, num_key_value_heads=2, head_dim=16, rope_parameters=plain(1000.0)
-            )
-        ),
+        "Qwen3",
         "bfloat16",
         "30KB",
+        dict(num_hidden_layers=3, num_key_value_heads=2, head_dim=16, rope_parameters=plain(1000.0)),
     ),
     "mistral": (
-        lambda: transformers.MistralForCausalLM(
-            transformers.MistralConfig(
-                **SMALL, num_hidden_layers=2, num_key_value_heads=1, sliding_window=8, rope_parameters=plain(300.0)
-            )
-        ),
+        "Mistral",
         "float32",
         "1GB",
+        dict(num_hidden_layers=2, num_key_value_heads=1, sliding_window=8, rope_parameters=plain(300.0)),
     ),
     "gemma2": (
-        lambda: transformers.Gemma2ForCausalLM(
-            transformers.Gemma2Config(
-                **SMALL,
-                num_hidden_layers=3,
-                num_key_value_heads=2,
-                head_dim=16,
-                query_pre_attn_scalar=12,
-                sliding_window=8,
-                attn_logit_softcapping=2.0,
-                final_logit_softcapping=6.0,
-                rope_parameters=plain(300.0),
-            )
-        ),
+        "Gemma2",
         "bfloat16",
         "30KB",
+        dict(num_hidden_layers=3, num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=12, sliding_window=8)
+        | dict(attn_logit_softcapping=2.0, final_logit_softcapping=6.0, rope_parameters=plain(300.0)),
     ),
     "gemma3": (
-        lambda: transformers.Gemma3ForCausalLM(
-            transformers.Gemma3TextConfig(
-                **SMALL,
-                num_hidden_layers=4,
-                num_key_value_heads=1,
-                head_dim=16,
-                query_pre_attn_scalar=12,
-                sliding_window=8,
-                layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
-                rope_parameters=GEMMA3,
-            )
-        ),
+        "Gemma3",
         "bfloat16",
         "1GB",
+        dict(num_hidden_layers=4, num_key_value_heads=1, head_dim=16, query_pre_attn_scalar=12, sliding_window=8)
+        | dict(layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"])
+        | dict(rope_parameters=GEMMA3),
     ),
 }
 
 
+def built(name: str, changes: dict) -> transformers.PreTrainedModel:
+    """Returns a model of a class, with random weights. The text model of Gemma 3 has a config of another name."""
+    config = getattr(transformers, f"{name}{'Text' * (name == 'Gemma3')}Config")
+    return getattr(transformers, f"{name}ForCausalLM")(config(**SMALL, **changes))
+
+
 def make(family: str) -> None:
     """Returns random weights: no norm at its neutral value, no bias 0, attention far from even, scores far apart."""
-    build, dtype, largest = FAMILIES[family]
-    model = build().eval()
+    name, dtype, largest, changes = FAMILIES[family]
+    model = built(name, changes).eval()
     generator = torch.Generator().manual_seed(sum(family.encode()))
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -2,7 +2,7 @@
 
     python scripts/planted.py [--only NAME] ... [--list] [--workers N] [--limit-s SECONDS]
 
-The faults are those of scripts/faults/*.py. A name is a room (`engine`), a file of it (`row_plan`) or the id of one fault
+The faults are those of scripts/faults/*.txt. A name is a room (`engine`), a file of it (`row_plan`) or the id of one fault
 (`row_plan.floor_for_ceil`). Every worker has a copy of the tree; a fault is planted in it, the tests that are named with
 the fault are run, and the file is put back. Before that all these tests must pass in the untouched copy. A test that hangs for
 `--limit-s` seconds has caught its fault, by the clock.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib
 import os
 import re
 import shutil
@@ -29,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from faults.fault import Fault, Mismatch, plant
+from faults.fault import Fault, Mismatch, plant, read
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = ("-m", "pytest", "-x", "-q", "--tb=line", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist")
@@ -55,9 +54,7 @@ class Red(Exception):
 
 
 def known(folder: Path = ROOT / "scripts" / "faults") -> list[Fault]:
-    """All of them."""
-    modules = [importlib.import_module(f"{folder.name}.{path.stem}") for path in sorted(folder.glob("[!_]*.py"))]
-    return [fault for module in modules for fault in getattr(module, "FAULTS", ())]
+    return [fault for path in sorted(folder.glob("*.txt")) for fault in read(path)]
 
 
 def chosen(faults: Sequence[Fault], only: Sequence[str]) -> list[Fault]:
@@ -111,7 +108,7 @@ class Worker:
 
     def __init__(self, root: Path, copy: Path, number: int):
         self._copy, self._planted = copy, 0
-        for name in _listed(root):
+        for name in listed(root):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, copy / name)
         cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(root / ".cache" / "jax"))
@@ -166,8 +163,8 @@ class Worker:
         return Outcome(fault=fault, verdict=verdict, by=by, seconds=time.monotonic() - begun)
 
 
-def _listed(root: Path) -> list[str]:
-    """The files that git tracks or would; without git those of the folders that tests need."""
+def listed(root: Path) -> list[str]:
+    """Returns the files that git tracks or would; without git those of the folders that tests need."""
     asked = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     done = subprocess.run(asked, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     if done.returncode == 0:

@@ -234,7 +234,6 @@ def _strips(axes: Any, one: Panel, names: list[str]) -> None:
 
 
 def _kind(span: Span) -> str:
-    """Returns the key of COLORS of a rollout."""
     if span.about["again"]:
         return "again"
     return "ended" if span.about["finish"] in ("eos", "stop", "length") else "parked"

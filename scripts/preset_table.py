@@ -20,7 +20,7 @@ MARKS = ("<!-- presets:begin -->", "<!-- presets:end -->"), ("<!-- kinds:begin -
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A config with its choice and overrides, and the slice that it is for; `count` slices or machines."""
+    """A config of configs/models/ with its choice and overrides, and the slice that it is for; `count` slices or machines."""
 
     config: str
     slice: str
@@ -54,22 +54,23 @@ def table() -> str:
 
 def _row(preset: Preset) -> tuple[str, ...]:
     from jaxrl_post.config import load, resolve
-    from jaxrl_post.launch import chips, inputs, roofline, slice_plan, slice_trial
+    from jaxrl_post.launch.parts import inputs
+    from jaxrl_post.launch.plan import chips, roofline, slice_plan
 
     where = chips.read(preset.slice).times(preset.count)
-    given = load(str(ROOT / "configs" / preset.config))
+    given = load(str(ROOT / "configs" / "models" / preset.config))
     config = resolve(given, preset.overrides, platform=where.chip.platform)
     model, m = inputs.shape(config), config.mesh
     found = slice_plan.plan(config, model, where)
-    seen, prompt = slice_trial.lengths(config), config.engine.max_length - config.sampling.max_tokens
+    seen, prompt = slice_plan.lengths(config), config.engine.max_length - config.sampling.max_tokens
     parts = roofline.seconds(config, model, where, prompt, seen.told["mean"])
-    step = slice_trial.of(config, model, where, parts["all"], seen).step_s
+    step = slice_plan.step_seconds(config, model, where, parts["all"], seen).step_s
     replicas = f"{config.replicas} replicas of {m.replica}" if config.replicas > 1 else "1 replica"
     sleeps = ", the engine sleeps" if config.engine.sleep else ""
     changes = "".join(f" `--config.{one}`" for one in preset.overrides)
     return (
         f"`{where.name}`",
-        f"`configs/{preset.config}`{changes}",
+        f"`configs/models/{preset.config}`{changes}",
         Path(config.model.path).name,
         f"data {m.data} x fsdp {m.fsdp}, {replicas}",
         f"{config.scheduler.name}{sleeps}",
@@ -80,7 +81,7 @@ def _row(preset: Preset) -> tuple[str, ...]:
 
 def kinds() -> str:
     """Returns the devices that a plan knows, as Markdown."""
-    from jaxrl_post.launch import chips
+    from jaxrl_post.launch.plan import chips
 
     rows = [("kind", "reported as", "memory", "dense bfloat16", "memory bandwidth"), ("---",) * 5]
     for name, one in chips.KINDS.items():

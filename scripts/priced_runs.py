@@ -50,7 +50,6 @@ class Worker:
         return json.loads(line)
 
     def close(self) -> None:
-        """Ends the process."""
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
@@ -65,7 +64,7 @@ def run(job: dict) -> dict:
     import priced
 
     from jaxrl_post import main
-    from jaxrl_post.telemetry import metrics
+    from jaxrl_post.runs import metric_rows
 
     with tempfile.TemporaryDirectory() as folder:
         table, place = Path(folder) / "table.json", Path(folder) / "run"
@@ -75,7 +74,7 @@ def run(job: dict) -> dict:
         with contextlib.redirect_stdout(sys.stderr):
             if main.main(arguments):
                 raise RuntimeError(f"the run failed: {arguments}")
-        rows = [row for row in metrics.read(place / "metrics.jsonl") if "training/global_step" in row]
+        rows = [row for row in metric_rows.read(place / "metrics.jsonl") if "training/global_step" in row]
         steps = [dataclasses.astuple(step) for step in priced.steps_of(place)]
         rewards, scored = scores(place, rows)
     return {

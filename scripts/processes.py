@@ -70,10 +70,11 @@ def same_files(one: Path, two: Path) -> bool:
 
 
 def _deterministic(file: Path) -> list[str]:
-    from jaxrl_post.telemetry import metrics
+    from jaxrl_post.runs import metric_rows
 
     return [
-        json.dumps(metrics.deterministic(json.loads(line)), sort_keys=True) for line in file.read_text().splitlines()
+        json.dumps(metric_rows.deterministic(json.loads(line)), sort_keys=True)
+        for line in file.read_text().splitlines()
     ]
 
 
@@ -81,7 +82,7 @@ def equal_tokens(one: Path, two: Path, step: int) -> float:
     """Returns the share of the rollouts that step `step` logged whose tokens are equal in two runs' folders."""
     import numpy as np
 
-    from jaxrl_post.telemetry import rollout_log
+    from jaxrl_post.runs import rollout_log
 
     pairs = [rollout_log.read(sorted((run / "rollouts").glob("*.npz"))[step - 1]) for run in (one, two)]
     rollouts = [[r for group in groups for r in group.rollouts] for groups in pairs]

@@ -145,24 +145,31 @@ class Record:
             )
         return time.monotonic() - start
 
+    def said(
+        self,
+        *arguments: str | Path,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        python: str | Path = sys.executable,
+    ) -> str:
+        """Returns what `python *arguments` prints, in the root of the project or in `cwd`, with `env` added.
+
+        Raises:
+          RuntimeError: the exit code is not 0. subprocess.TimeoutExpired: it took longer than `timeout_s`.
+        """
+        command, env = [str(one) for one in (python, *arguments)], {**os.environ, **(env or {})}
+        done = subprocess.run(command, cwd=cwd or self.root, env=env, timeout=timeout_s, text=True, capture_output=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} exited {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
+        return done.stdout
+
     def passed(self, file: str, selection: str, timeout_s: float = 900) -> int:
         """Counts the tests of `file` that pytest's `-k selection` chooses and that pass. Skipped ones do not count."""
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"
-            self.run(
-                "-m",
-                "pytest",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                "-p",
-                "no:xdist",
-                f"--junitxml={report}",
-                file,
-                "-k",
-                selection,
-                timeout_s=timeout_s,
-            )
+            pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+            self.run(*pytest, f"--junitxml={report}", file, "-k", selection, timeout_s=timeout_s)
             cases = list(ElementTree.parse(report).iter("testcase"))
         return sum(not {"failure", "error", "skipped"} & {child.tag for child in case} for case in cases)
 

@@ -17,6 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_post import config as configs
+from jaxrl_post.engine.host.wire import UPLOAD
+from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
+from jaxrl_post.engine.speculation.registry import DRAFTERS
+from jaxrl_post.engine.speculation.speculation import Drafting
+from jaxrl_post.launch.parts import inputs
+from jaxrl_post.models import decoder
+from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.ring.history import History
+from jaxrl_post.ring.types import Group, Request, RolloutId
+from jaxrl_post.runs.rollout_log import read
+
 
 @dataclass
 class Stage:
@@ -59,14 +71,6 @@ def stage(
     root: Path, folder: Path, file: str, overrides: list[str], *, steady: bool, prompts: int, rounds: int, width: int
 ) -> Stage:
     """Returns the stage of a recorded run (`folder`) of a config file: so many rounds of so many prompts."""
-    from jaxrl_post import config as configs
-    from jaxrl_post.history import History
-    from jaxrl_post.launch import inputs
-    from jaxrl_post.models import decoder
-    from jaxrl_post.parallel import mesh as meshes
-    from jaxrl_post.telemetry.rollout_log import read
-    from jaxrl_post.types import Request, RolloutId
-
     given = [*overrides, f"model.path={folder / 'policy'}"] if steady else overrides
     config = configs.resolve(configs.load(str(root / file)), given)
     start = inputs.gather(config)
@@ -109,12 +113,6 @@ class Arm:
         slots: int,
         steps: int,
     ):
-        from jaxrl_post.engine.host.wire import UPLOAD
-        from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
-        from jaxrl_post.engine.speculation.registry import DRAFTERS
-        from jaxrl_post.engine.speculation.speculation import Drafting
-        from jaxrl_post.parallel import mesh as meshes
-
         c = stage.config.engine
         shared = entries["shared"] if name == "ours" else 0
         size = sum(-(-part // UPLOAD) * UPLOAD for part in (shared, entries["prompts"]))
@@ -198,8 +196,6 @@ class Arm:
 
     def _remember(self, groups: dict, rollout: Any) -> None:
         """Records a group once all its rollouts are there, as the ring does when it is scored."""
-        from jaxrl_post.types import Group
-
         mine = groups.setdefault(rollout.prompt.id, [])
         mine.append(rollout)
         if len(mine) == self.stage.config.scheduler.group_size:
@@ -237,7 +233,7 @@ def best_drafts(done: Run, requests: list, *, rows: int, slots: int, width: int)
     evenly, at most `width` each. No slot is a clone.
     """
     waiting = [done.rollouts[r.rollout_id] for r in requests]
-    right = [rollout.tokens == rollout.favourites for rollout in waiting]
+    right = [rollout.tokens == rollout.argmax_tokens for rollout in waiting]
     running, told = {}, {"full_batch": [0, 0], "tail": [0, 0]}
     at, following = [0] * len(waiting), 0
     while following < len(waiting) or running:

@@ -80,7 +80,6 @@ class Runs:
         return (arm, at, seed, *((slice_, price) if split else ()))
 
     def make(self, keys: Iterable[tuple]) -> None:
-        """Makes the runs that are missing."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._found]
         made = self._jobs.all((f"{self._name}-{'-'.join(map(str, key))}", self._job(*key)) for key in missing)
         self._found |= dict(zip(missing, made, strict=True))
@@ -157,7 +156,6 @@ class Jobs:
             worker.close()
 
     def all(self, jobs: Iterable[tuple[str, dict]]) -> list[dict]:
-        """Returns what each job returns, in order."""
         with ThreadPoolExecutor(len(self._all)) as pool:
             return list(pool.map(lambda job: self._one(*job), jobs))
 

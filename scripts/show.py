@@ -1,12 +1,14 @@
 """Shows what the project promises: runs it, prints each figure beside its bound, exits 1 where a bound is missed.
 
-    python scripts/show.py               lists the shows with their expected minutes
-    python scripts/show.py NAME          runs one show; writes scripts/results/NAME.json
-    python scripts/show.py --all         runs every show, each in its own process, and prints a summary (make show)
-    python scripts/show.py --stale       lists the results whose code has changed since they were written
+- `python scripts/show.py` lists the shows with their expected minutes.
+- `python scripts/show.py NAME` runs one show and writes scripts/results/NAME.json.
+- `python scripts/show.py NAME --arms=A,B` runs some arms of a show that has arms, and writes no result.
+- `python scripts/show.py --all` runs every show in a process of its own, and prints a summary (make show).
+- `python scripts/show.py --stale` lists the results whose code has changed since they were written.
 
 A show is a file scripts/shows/NAME.py, with underscores for hyphens, and one at the end where Python's library has a module
-NAME. Its docstring's first line says what is shown. Its constant `MINUTES` is the time expected on 2 cores. Its function
+NAME. It imports modules of the project, of scripts/ and of tests/. Its docstring's first line says what is shown. Its constant
+`MINUTES` is the time expected on 2 cores, and `PLATFORM`, where it has one, is jax's unless JAX_PLATFORMS is set. Its function
 
     def show(record: Record) -> None
 
@@ -25,9 +27,11 @@ import ast
 import difflib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import sources
 from record import ROOT, Missing, Record, write_json
@@ -35,6 +39,24 @@ from record import ROOT, Missing, Record, write_json
 FOLDER = Path(__file__).resolve().parent / "shows"
 RESULTS = Path(__file__).resolve().parent / "results"
 PACKAGE = ("jaxrl_post", "kernels")
+PARTS = {"arms", "modes", "kinds"}  # options that choose a part of a show
+RENAMED = {  # what a show was called -> what to write now
+    "variants": "suite --arms=shown",
+    "exact-scale": "suite --arms=exact-scale",
+    "training-parity": "suite --arms=training-parity",
+    "scheduler-properties": "suite --arms=scheduler",
+    "spec-equality": "suite --arms=drafts",
+    "held-out-faults": "suite --arms=drafts",
+    "launch": "suite --arms=launch",
+    "corruptions": "suite --arms=damage",
+    "pipeline-resume": "faults --arms=points --modes=pipeline",
+    "pipeline-faults": "faults --arms=points --modes=pipeline",
+    "two-processes": "two-process-split",
+    "draft-cost": "speculation",
+    "where-it-wins": "auto",
+    "faster-to-reward": "time-to-reward",
+    "house": "weight",
+}
 
 
 def _root(folder: Path) -> Path:
@@ -49,15 +71,18 @@ def shows(folder: Path) -> dict[str, Path]:
 
 def headline(file: Path) -> tuple[float, str]:
     """Returns the expected minutes and what is shown, read without running the file."""
-    source = ast.parse(file.read_text(), str(file))
-    minutes = [
-        ast.literal_eval(node.value)
-        for node in source.body
-        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["MINUTES"]
-    ]
-    if not minutes or not ast.get_docstring(source):
+    minutes, docstring = _constant(file, "MINUTES"), ast.get_docstring(ast.parse(file.read_text(), str(file)))
+    if not minutes or not docstring:
         raise ValueError(f"{file.name} must have a docstring and a constant MINUTES")
-    return float(minutes[0]), ast.get_docstring(source).splitlines()[0]
+    return float(minutes), docstring.splitlines()[0]
+
+
+def _constant(file: Path, name: str) -> Any:
+    """Returns a constant of a show, read without running the file; None where it has none."""
+    for node in ast.parse(file.read_text(), str(file)).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
+            return ast.literal_eval(node.value)
+    return None
 
 
 def listing(known: dict[str, Path]) -> str:
@@ -75,6 +100,8 @@ def run_one(name: str, file: Path, args: list[str], results: Path) -> int:
     minutes, what = headline(file)
     print(f"{name}: {what} (expected: {minutes:g} minutes)", flush=True)
     record = Record(name, ["python", "scripts/show.py", name, *args], args, root=_root(file.parent), file=file)
+    if platform := _constant(file, "PLATFORM"):
+        os.environ.setdefault("JAX_PLATFORMS", platform)
     spec = importlib.util.spec_from_file_location(f"shows.{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -85,9 +112,13 @@ def run_one(name: str, file: Path, args: list[str], results: Path) -> int:
         return 2
     if not record.bounds:
         raise ValueError(f"show {name} wrote no figure with a bound: it shows nothing")
-    results.mkdir(parents=True, exist_ok=True)
     result = record.to_dict()
-    write_json(results / f"{name}.json", result)
+    names = [one for one in args if not one.startswith("--")]  # of parts, as `strangers` takes them
+    if names or not PARTS.isdisjoint(record.options):
+        print("a part of a show vouches for no whole: no result is written")
+    else:
+        results.mkdir(parents=True, exist_ok=True)
+        write_json(results / f"{name}.json", result)
     on = f"commit {(result['commit'] or 'unknown')[:7]}{', uncommitted changes' if result['dirty'] else ''}"
     print(
         f"{record.table()}\n{name}: {'ok' if record.ok else 'FAIL'} ({on}; {len(result['sources'])} source files)",
@@ -154,6 +185,10 @@ def main(argv: list[str], folder: Path = FOLDER, results: Path = RESULTS) -> int
     if name == "--stale":
         print(stale(known, results, _root(folder)))
         return 0
+    if name not in known and name in RENAMED:
+        print(f"the show {name} is now: python scripts/show.py {RENAMED[name]}", file=sys.stderr)
+        (name, *options) = RENAMED[name].split()
+        args = [*options, *args]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         print(
@@ -166,5 +201,5 @@ def main(argv: list[str], folder: Path = FOLDER, results: Path = RESULTS) -> int
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests")]
     sys.exit(main(sys.argv[1:]))

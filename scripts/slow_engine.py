@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jaxrl_post
-from jaxrl_post.types import Prompt, Request, RolloutId
+from jaxrl_post.ring.types import Prompt, Request, RolloutId
 
 DISPATCH_S = 0.02
 SLOTS, CLIENTS = 16, 64
@@ -35,7 +35,6 @@ def opened(folder: str):
 
 
 def serve(folder: str, events: str) -> int:
-    """Serves until a signal."""
     from jaxrl_post.serve.server import Server
 
     server = Server(
@@ -98,7 +97,7 @@ def _request(policy, serial: int, body: dict) -> Request:
         prompt=Prompt(id=named, tokens=prompt.tokens),
         seed=RolloutId(body["seed"], "eval", 0, named, 0).seed(),
         max_tokens=body["max_tokens"],
-        sampling=policy.law(law),
+        sampling=policy.sampling_with(law),
     )
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 PACKAGE = "jaxrl_post"
 DOOR = f"{PACKAGE}.kernels"  # its modules lie in the top-level folder kernels/
 BARE = ("scripts", "tests")  # folders whose modules are imported by bare names
+CONFIGS = Path("configs")  # a config names another one by its path in there
 # Whole folders that a path names only to find a file in them, and the project's table of tools.
 LEFT_OUT = {PACKAGE, "kernels", "configs", "scripts", "scripts/shows", "scripts/results", "tests", "pyproject.toml"}
 MODULE = re.compile(rf"{PACKAGE}(\.\w+)+")
@@ -95,7 +96,8 @@ def _named(root: Path, path: str) -> Iterator[str]:
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             joined = _joined(node)
             if joined:
-                yield from _files(root, (joined, f"{Path(path).parent}/{joined}"))
+                folders = dict.fromkeys((Path(path).parent, *({CONFIGS} & {*Path(path).parents})))
+                yield from _files(root, (joined, *(f"{folder}/{joined}" for folder in folders)))
 
 
 def _origin(path: str, node: ast.ImportFrom) -> str:
@@ -118,7 +120,9 @@ def _module(root: Path, importer: str, name: str) -> Iterator[str]:
 
 
 def _there(root: Path, stem: str) -> Iterator[str]:
-    yield from (path for path in (f"{stem}.py", f"{stem}/__init__.py") if (root / path).is_file())
+    yield from (
+        path for path in (f"{stem}.py", f"{stem}/__init__.py", f"{stem}/__main__.py") if (root / path).is_file()
+    )
 
 
 def _joined(node: ast.expr) -> str:

@@ -2,18 +2,20 @@
 
 Each problem has a right program and one with a fault of its own. Others are made from the right one: one crashes at its end,
 one prints a line first, one knows the first example alone. Some problems have one that never ends.
-Expected outputs come from a reference that is written apart from the programs. Forms of ground truths are those of APPS,
-verl, LiveCodeBench and their JSON text.
+Problems are in scripts/tables/*_problems.txt. Their outputs come from references that were written apart from the programs. Forms of
+ground truths are those of APPS, verl, LiveCodeBench and their JSON text.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from call_problems import CALLS
-from stdin_problems import STDIN
+TABLES = Path(__file__).with_name("tables")
 
 
 class Labelled(NamedTuple):
@@ -28,13 +30,32 @@ class Labelled(NamedTuple):
     right: float
 
 
+class Problem(NamedTuple):
+    """A problem of a table: what it is called, inputs and outputs of each example, and both programs."""
+
+    name: str
+    inputs: list
+    outputs: list
+    right: str
+    wrong: str
+
+
 NEVER_ENDS = ("sum", "gcd", "to the end", "add", "fib", "valid")
+
+
+def _read(file: Path) -> Iterator[Problem]:
+    parts = re.split(r"^=== (.*)\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for name, text in zip(parts[1::2], parts[2::2], strict=True):
+        examples, _, programs = text.partition("--- right\n")
+        pairs = [line.split(" -> ") for line in examples.splitlines()]
+        inputs, outputs = ([ast.literal_eval(pair[side]) for pair in pairs] for side in (0, 1))
+        right, wrong = programs.rstrip("\n").split("\n--- wrong\n")
+        yield Problem(name, inputs, outputs, right, wrong)
 
 
 def problems() -> Iterator[Labelled]:
     """Yields the labelled programs of all problems."""
-    for place, (name, inputs, reference, right, wrong) in enumerate(STDIN):
-        outputs = [reference(one) for one in inputs]
+    for place, (name, inputs, outputs, right, wrong) in enumerate(_read(TABLES / "stdin_problems.txt")):
         truth, extra = _stdin_truth(place, inputs, outputs)
         programs = {
             "": right,
@@ -51,8 +72,9 @@ def problems() -> Iterator[Labelled]:
         if name in NEVER_ENDS:
             programs["never ends"] = f"{right}\nwhile True: pass"
         yield from _labelled(name, "stdin", programs, truth, extra)
-    for place, (name, arguments, inputs, reference, right, wrong) in enumerate(CALLS):
-        outputs = [reference(*one) for one in inputs]
+    for place, (called, inputs, outputs, *bodies) in enumerate(_read(TABLES / "call_problems.txt")):
+        name, arguments = called.rstrip(")").split("(")
+        right, wrong = (body.replace("\n", "\n    ") for body in bodies)
         truth, extra, method = _call_truth(place, name, inputs, outputs)
         programs = {
             "": right,

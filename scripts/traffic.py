@@ -160,11 +160,7 @@ def _moved(program: Program, run: Run) -> float:
     if line.operation in SLICES:
         return 2.0 * sum(map(_near, line.arrays))
     results = collectives.moved(run) if collectives.kind_of(line.operation) else line.arrays
-    return float(sum(map(_near, (*_arrays(given), *results))))
-
-
-def _arrays(lines: Sequence[Instruction]) -> list[Array]:
-    return [array for line in lines for array in line.arrays]
+    return float(sum(map(_near, (*(array for one in given for array in one.arrays), *results))))
 
 
 def _near(array: Array) -> int:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxrl_post.config import default, load, resolve
-from jaxrl_post.launch import build, chips, inputs, roofline, slice_plan
-from jaxrl_post.launch.memory_plan import Kind
+from jaxrl_post.launch.parts import build, inputs
+from jaxrl_post.launch.plan import chips, roofline, slice_plan
+from jaxrl_post.launch.plan.memory_plan import Kind
 from jaxrl_post.models.presets import PRESETS
 
 TABLE = Path(__file__).resolve().parents[1] / "scripts" / "compile_tier" / "memories.json"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import ml_collections
 import pytest
 
@@ -36,3 +38,16 @@ def error(*overrides: str, **changes) -> str:
     sentence = str(caught.value)
     assert "\n" not in sentence and len(sentence) < 400
     return sentence
+
+
+def unlike(refused: Mapping[str, str], say: Callable[..., str] = error) -> dict[str, str]:
+    """The rows of a table that do not hold, with what was said: from overrides, divided by spaces, to a part of the sentence."""
+    found = {overrides: _said(say, overrides.split()) for overrides in refused}
+    return {overrides: said for overrides, said in found.items() if refused[overrides] not in said}
+
+
+def _said(say: Callable[..., str], overrides: list[str]) -> str:
+    try:
+        return say(*overrides)
+    except pytest.fail.Exception:
+        return "nothing was refused"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 import array_annotations
@@ -15,6 +16,7 @@ import pytest
 import shared_programs
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))  # whose modules some tests import
 pytest_plugins = ["cpu_seconds", "workers"]
 MISSING = "real inputs are missing"
 LONG = (

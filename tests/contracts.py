@@ -26,7 +26,7 @@ WORDS = {
 
 def protocols(tree: Tree) -> dict[str, set[str]]:
     """Name of each protocol -> its methods and properties."""
-    source = tree.modules[f"{tree.package}.protocols"]
+    source = tree.modules[f"{tree.package}.ring.protocols"]
     return {
         node.name: {f.name for f in node.body if isinstance(f, ast.FunctionDef)}
         for node in source.body
@@ -40,7 +40,7 @@ def uncalled(tree: Tree) -> list[str]:
     for protocol, methods in protocols(tree).items():
         used = set()
         for module, source in tree.modules.items():
-            if module != f"{tree.package}.protocols":
+            if module != f"{tree.package}.ring.protocols":
                 used |= _uses(source, protocol, methods)
         out += [f"{protocol}.{method}: nobody calls it" for method in sorted(methods - used)]
     return out

@@ -1,7 +1,7 @@
 """PPO with a critic by two ways: the learner's packed programs, and plain code with one sequence per row.
 
-The plain side has dense attention, GAE by its definition as a sum of discounted errors, and the papers' losses. tests/
-and scripts/training_parity/ppo.py compare both.
+The plain side has dense attention, GAE by its definition as a sum of discounted errors, and the papers' losses.
+tests/test_trainer_critic.py compares both.
 """
 
 from __future__ import annotations

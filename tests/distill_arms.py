@@ -1,6 +1,6 @@
 """On-policy distillation by two ways: the learner's packed programs, and plain code with one sequence per row.
 
-The teacher has another shape than the policy. tests/ and scripts/training_parity/distillation.py compare both.
+The teacher has another shape than the policy. tests/test_trainer_teacher.py compares both.
 """
 
 from __future__ import annotations

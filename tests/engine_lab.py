@@ -7,6 +7,7 @@ import functools
 
 import numpy as np
 import numpy_cached
+import plain_rollouts
 import sampler
 import shared_programs
 
@@ -14,10 +15,10 @@ from jaxrl_post.engine import step_cost
 from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
 from jaxrl_post.engine.speculation.registry import DRAFTERS
 from jaxrl_post.engine.speculation.speculation import Drafting
-from jaxrl_post.history import History
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.types import Finish, Group, Prompt, Request, Rollout, RolloutId, Sampling
+from jaxrl_post.ring.history import History
+from jaxrl_post.ring.types import Finish, Group, Prompt, Request, Rollout, RolloutId, Sampling
 
 EOS = 3
 TINY = decoder.ModelConfig(
@@ -110,7 +111,7 @@ def groups_of(
         text = np.where(noise.random(len(rollout)) < vary, noise.integers(0, vocab, len(rollout)), rollout.tokens)
         name = rollout.id._replace(epoch=epoch)
         by_prompt.setdefault(request.prompt.id, []).append(
-            dataclasses.replace(rollout, id=name, tokens=text, favourites=text)
+            dataclasses.replace(rollout, id=name, tokens=text, argmax_tokens=text)
         )
     return [
         Group(
@@ -208,20 +209,7 @@ def against_sampler(
 
 def with_guesses(request: Request, guesses) -> Request:
     """Returns the request with candidates for its tokens, right or wrong."""
-    size = len(guesses)
-    prefix = Rollout(
-        id=request.rollout_id,
-        prompt=request.prompt,
-        tokens=guesses,
-        sampled=[True] * size,
-        logprobs=[0.0] * size,
-        entropies=[0.0] * size,
-        versions=[0] * size,
-        drafted=[False] * size,
-        finish=Finish.PARKED,
-        start_clock=0,
-        finish_clock=0,
-    )
+    prefix = plain_rollouts.rollout(request.rollout_id, request.prompt, guesses, finish=Finish.PARKED)
     return dataclasses.replace(request, prefix=prefix, prefix_mode="verify")
 
 

@@ -8,7 +8,7 @@ import engine_lab as lab
 import numpy as np
 import sampler
 
-from jaxrl_post.types import Request, Rollout
+from jaxrl_post.ring.types import Request, Rollout
 
 
 class Scripted:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import engine_lab as lab
 import numpy as np
-from toy_ring import ToyLearner, ToyObserver, ToyRewards, observed
+from toy_ring import ToyLearner, ToyObserver, ToyRewards, observed, scheduler_of
 
-from jaxrl_post import loop
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.ring import loop
+from jaxrl_post.ring.types import Prompt, Sampling
 from jaxrl_post.scheduler.registry import SCHEDULERS
-from jaxrl_post.types import Prompt, Sampling
 
 
 class Prompts:
@@ -53,26 +53,17 @@ def rounds(
     """The rollouts of every step, of the scheduler called `name`, and its counts. `weights`: those of a version."""
     placed = meshes.param_shardings(meshes.make_mesh(), decoder.axes(lab.TINY), "engine")
     machine = lab.engine(weights(0), **(engine or {}))
-    settings = dict(
-        run_seed=5,
-        steps=steps,
-        prompts_per_round=4,
-        group_size=3,
-        max_tokens=longest,
-        filter_groups=False,
-        sampling=Sampling(temperature=1.0, eos_ids=(lab.EOS,)),
-        max_waves=1,
-        replicas=1,
-    )
-    scheduler, learner = SCHEDULERS[name](Prompts(prompts), **settings | policy), _Learner()
+    given = dict(run_seed=5, steps=steps, prompts=4, group_size=3, max_tokens=longest, max_waves=1)
+    sampling, learner = Sampling(temperature=1.0, eos_ids=(lab.EOS,)), _Learner()
+    made = scheduler_of(SCHEDULERS[name], Prompts(prompts), sampling=sampling, **given | policy)
 
     def publish(learner, engine):
         engine.swap(meshes.put(weights(learner.step), placed), learner.step)
         return engine.version
 
     rewards = ToyRewards(lambda rollout: float(rollout.tokens.sum() % 2))
-    loop.run(observed(ToyObserver()), machine, scheduler, rewards, learner, publish, steps)
-    return learner.rollouts, scheduler.metrics()
+    loop.run(observed(ToyObserver()), machine, made, rewards, learner, publish, steps)
+    return learner.rollouts, made.metrics()
 
 
 def multiset(steps) -> list:

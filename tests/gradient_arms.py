@@ -14,11 +14,12 @@ from jaxrl_post import config
 from jaxrl_post.algorithms import advantages
 from jaxrl_post.parallel import mesh
 from jaxrl_post.trainer import programs
-from jaxrl_post.trainer.learner import Learner
+from jaxrl_post.trainer.learner import Learner, LearnerSettings
 
 MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "prompt-mean")
 LOSSES = ("gspo", "cispo", "sapo")  # beside vanilla
 MAX_TOKENS = 24
+OPTIONAL = {"written", "remat", "remat_policy", "scan_layers", "attention"}  # of LearnerSettings
 
 
 def algorithm(mode: str = "token-mean", **changes) -> config.AlgorithmConfig:
@@ -54,10 +55,7 @@ def learner(
     kind=Learner,
     **more,
 ) -> Learner:
-    return kind(
-        model,
-        made_groups.weights(0, dtype, model) if policy is None else policy,
-        mesh.make_mesh(*sizes),
+    settings = LearnerSettings(
         algorithm=given or algorithm(mode),
         optimizer=optimizer or config.OptimizerConfig(),
         batch=config.BatchConfig(
@@ -66,8 +64,15 @@ def learner(
         temperature=more.pop("temperature", 0.8),
         steps=more.pop("steps", 10),
         max_tokens=MAX_TOKENS,
-        reference=made_groups.moved(made_groups.weights(0, dtype, model), 2) if reference else None,
         compute_dtype=np.dtype(dtype).name,
+        **{name: more.pop(name) for name in OPTIONAL & more.keys()},
+    )
+    return kind(
+        model,
+        made_groups.weights(0, dtype, model) if policy is None else policy,
+        mesh.make_mesh(*sizes),
+        settings,
+        reference=made_groups.moved(made_groups.weights(0, dtype, model), 2) if reference else None,
         **more,
     )
 
@@ -107,10 +112,19 @@ def shift(one: Learner, dtype) -> None:
 
 
 def plain_gradient(
-    groups, dtype=np.float32, *, mode="token-mean", temperature=0.8, loss_mode="vanilla", given=None, values=None
+    groups,
+    dtype=np.float32,
+    *,
+    mode="token-mean",
+    temperature=0.8,
+    loss_mode="vanilla",
+    given=None,
+    values=None,
+    at_start=False,
 ):
     """The same from tests/made_groups.py: no packing, no chunks, no sums; one division per formula. `given`: its bounds and
-    coefficients count. `values`: advantages by group and rollout; None: those of GRPO."""
+    coefficients count. `values`: advantages by group and rollout; None: those of GRPO.
+    `at_start`: the policy is still the old one."""
     a = given or algorithm(mode)
     values = values or [
         advantages.grpo(group.rewards, group.scored, np.array([len(r) for r in group.rollouts])) for group in groups
@@ -121,7 +135,7 @@ def plain_gradient(
 
         return jax.device_get(
             made_groups.plain_gradient(
-                policy,
+                jax.tree.map(jax.numpy.asarray, old) if at_start else policy,
                 made_groups.MODEL,
                 groups,
                 values,
@@ -139,6 +153,23 @@ def plain_gradient(
         )
 
 
+def host(tree):
+    return jax.tree.map(np.array, jax.device_get(tree))
+
+
+def turn(one, groups):
+    """Metrics of a round of one step."""
+    one.prepare(groups)
+    one.accumulate(groups)
+    return {name: float(value) for name, value in one.commit().items()}
+
+
+def same(a, b) -> bool:
+    """Whether two trees have the same bits."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(x.tobytes() == y.tobytes() for x, y in pairs)
+
+
 def worst(a, b) -> float:
     """The largest per-leaf relative 2-norm distance."""
     return max(made_groups.distances(a, b).values())
@@ -149,7 +180,7 @@ def mean_per_micro_batch(monkeypatch):
     whole = programs.numerator
 
     def divided(*given):
-        total, (count, *rest) = whole(*given)
-        return total / count, (jax.numpy.ones_like(count), *rest)
+        total, (sums, logps) = whole(*given)
+        return total / sums.count, (dataclasses.replace(sums, count=jax.numpy.ones_like(sums.count)), logps)
 
     monkeypatch.setattr(programs, "numerator", divided)

@@ -17,7 +17,7 @@ import scipy.stats
 
 from jaxrl_post.engine import row_program
 from jaxrl_post.kernels import sampling, threefry, thresholds
-from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
 
 LAWS = {
     "plain": Sampling(),

@@ -14,7 +14,7 @@ from jaxrl_post.algorithms import advantages
 from jaxrl_post.models import layer, lora
 from jaxrl_post.models.model_config import Lora
 from jaxrl_post.parallel import mesh
-from jaxrl_post.trainer.learner import Learner
+from jaxrl_post.trainer.learner import Learner, LearnerSettings
 
 EVERY = ("q", "k", "v", "o", "gate", "up", "down")
 PLAIN = Lora(4, 8.0, EVERY)
@@ -96,12 +96,7 @@ def learner(given: Lora, dtype=np.float32, *, kind=arms.Uncommitted, **more) -> 
     """Returns a learner of additions to the weights of seed 0. The reference has additions too."""
     model, made = lora.adapting(made_groups.MODEL, given), dataclasses.replace
     algorithm = made(arms.algorithm(), **more.pop("changes", {}))
-    return kind(
-        model,
-        made_groups.weights(0, dtype),
-        mesh.make_mesh(*more.pop("sizes", (1, 1, 1))),
-        adapter=adapter(given, 1, dtype),
-        reference=adapter(given, 3, dtype),
+    settings = LearnerSettings(
         algorithm=algorithm,
         optimizer=more.pop("optimizer", arms.config.OptimizerConfig()),
         batch=arms.config.BatchConfig(rows=4, tokens=48, head_chunk=64),
@@ -109,6 +104,15 @@ def learner(given: Lora, dtype=np.float32, *, kind=arms.Uncommitted, **more) -> 
         steps=10,
         max_tokens=arms.MAX_TOKENS,
         compute_dtype=np.dtype(dtype).name,
+        **{name: more.pop(name) for name in arms.OPTIONAL & more.keys()},
+    )
+    return kind(
+        model,
+        made_groups.weights(0, dtype),
+        mesh.make_mesh(*more.pop("sizes", (1, 1, 1))),
+        settings,
+        adapter=adapter(given, 1, dtype),
+        reference=adapter(given, 3, dtype),
         **more,
     )
 

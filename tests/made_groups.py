@@ -11,7 +11,7 @@ import numpy as np
 from dense_attend import dense
 
 from jaxrl_post.models import decoder
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
 
 MODEL = decoder.ModelConfig(
     vocab_size=32, embed=16, layers=2, heads=4, kv_heads=2, head_dim=4, ffw=24, max_length=64, tied=True

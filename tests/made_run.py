@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl_post.data import tokenizer
-from jaxrl_post.telemetry.metrics import Jsonl
-from jaxrl_post.telemetry.rollout_log import RolloutLog
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.runs.metric_rows import Jsonl
+from jaxrl_post.runs.rollout_log import RolloutLog
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789+-=<>/& !\n"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl_post.data.tokenizer import characters
-from jaxrl_post.telemetry.rollout_log import RolloutLog
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.runs.rollout_log import RolloutLog
 
 LETTERS = characters("0123456789+=#ab")
 

@@ -10,11 +10,10 @@ import numpy as np
 from jaxrl_post.engine.host import packing
 from jaxrl_post.engine.host import wire as c
 from jaxrl_post.engine.host.admission import Admission
-from jaxrl_post.engine.host.pages import Pages
-from jaxrl_post.engine.host.replica import Replica
+from jaxrl_post.engine.host.replica import Pages, Replica
 from jaxrl_post.engine.host.row_host import RowHost
 from jaxrl_post.engine.host.sequence import Settled
-from jaxrl_post.types import Capacity
+from jaxrl_post.ring.types import Capacity
 
 
 class NoTable:
@@ -26,7 +25,7 @@ class NoTable:
     def enter(self, one, replica):
         pass
 
-    leave = store = resize = lambda self, *_: None
+    leave = store = lambda self, *_: None
 
 
 class PlainPages(Pages):
@@ -71,7 +70,7 @@ class PlainReplica(Replica):
         others = [
             o for o in self.running if o is not sequence and (o.age > sequence.age or o.request.purpose != purpose)
         ]
-        current = [o for o in others if all(v == version for v in o.versions)]
+        current = [o for o in others if all(v == version for v in o.column("versions"))]
         youngest = (current or others)[-1:]
         return youngest[0] if youngest else None
 
@@ -81,7 +80,7 @@ class PlainAdmission(Admission):
 
     def __init__(self, sizes, version, drafting):
         super().__init__(sizes, version, drafting)
-        self.replicas = [PlainReplica(sizes.slots, sizes.pages, sizes.page) for _ in range(sizes.replicas)]
+        self.replicas = [PlainReplica(sizes.slots, sizes.pages, sizes.page_size) for _ in range(sizes.replicas)]
         self.table = NoTable(sizes)
 
     def watched(self, live):
@@ -106,9 +105,9 @@ class PlainAdmission(Admission):
 class ObjectHost(RowHost):
     """A RowHost that packs and collects object by object, without drafts."""
 
-    def __init__(self, device, sizes, settings, *, drafting, version=0, swap_policy=None):
-        super().__init__(device, sizes, settings, drafting=drafting, version=version, swap_policy=swap_policy)
-        self.admission = PlainAdmission(sizes, version, drafting)
+    def __init__(self, device, sizes, **given):
+        super().__init__(device, sizes, **given)
+        self.admission = PlainAdmission(sizes, self.version, self.drafting)
 
     @property
     def pending(self):
@@ -163,7 +162,7 @@ class ObjectHost(RowHost):
             return None
         self.admission.leave(one)
         self._pop(one.request.rollout_id)
-        return one.rollout(ending, one.clocks[-1])
+        return one.rollout(ending, int(one.column("clocks")[-1]))
 
 
 class Answers(NoTable):

@@ -17,7 +17,7 @@ import prose
 
 from jaxrl_post import config
 from jaxrl_post.__main__ import COMMANDS
-from jaxrl_post.sim import settings
+from jaxrl_post.simulate import settings
 
 ROOT = prose.ROOT
 README_LINES = 130

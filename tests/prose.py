@@ -1,4 +1,4 @@
-"""Sentences of pages, docstrings and comments: how long they are, and which retired words they use.
+"""Sentences of pages, docstrings and comments: how long they are, and which retired words they and identifiers use.
 
 `python tests/prose.py [FILE ...]` prints the findings in files, or in all pages and sources. Nothing here imports the project.
 """
@@ -18,7 +18,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 30  # words of a sentence
 SOURCES = ("jaxrl_post", "kernels", "scripts", "configs", "notebooks")
+PRODUCT = ("jaxrl_post/", "kernels/")
 GLOSSARY = "docs/glossary.md"
+KEPT = {  # identifiers with a retired word, and where: options, and fields of a saved state
+    "carry_over": "",
+    "answers": "jaxrl_post/scheduler/pipeline.py",
+}
 
 _END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=\S)")
 _SHORT = re.compile(r"\b(?:e\.g|i\.e|cf|vs|etc|al|Fig|eq|no|Dr|approx)\.$")
@@ -208,6 +213,21 @@ def findings(sentences: list[Sentence], words: dict[str, str], limit: int = LIMI
     return out
 
 
+def of_identifiers(text: str, words: dict[str, str], path: str = "") -> list[str]:
+    """Returns a line for each identifier of a Python file that has a retired word among its parts."""
+    patterns = {word: re.compile(f"_{re.sub('[- ]', '_', word)}_") for word in words}
+    found = {}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type != tokenize.NAME or KEPT.get(token.string.strip("_"), "nowhere") in ("", path):
+            continue
+        parts = f"_{re.sub('(?<=[a-z0-9])(?=[A-Z])', '_', token.string).lower()}_"
+        for word, pattern in patterns.items():
+            if pattern.search(parts):
+                line = f"{path}:{token.start[0]}: {token.string} has the retired word {word!r}, use {words[word]}"
+                found.setdefault((token.string, word), line)
+    return list(found.values())
+
+
 def of_pages(root: Path = ROOT) -> list[str]:
     """Returns the findings in all pages; the glossary's own table of retired words is not searched for them."""
     out = []
@@ -222,7 +242,12 @@ def of_pages(root: Path = ROOT) -> list[str]:
 def unclean(root: Path = ROOT) -> dict[str, list[str]]:
     """Returns source -> its findings, of the sources that have some."""
     words = retired(root)
-    found = {file.relative_to(root).as_posix(): findings(of_file(file, root), words) for file in sources(root)}
+    found = {}
+    for file in sources(root):
+        text, name = file.read_text(encoding="utf-8"), file.relative_to(root).as_posix()
+        found[name] = findings(of_source(text, name), words)
+        if name.startswith(PRODUCT):
+            found[name] += of_identifiers(text, words, name)
     return {name: lines for name, lines in found.items() if lines}
 
 

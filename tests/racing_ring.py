@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from toy_ring import SAMPLING, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish
+import plain_rollouts
+from toy_ring import ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish, scheduler_of
 
-from jaxrl_post.loop import run
+from jaxrl_post.ring.loop import run
+from jaxrl_post.ring.types import Capacity, Finish
 from jaxrl_post.scheduler.registry import SCHEDULERS
-from jaxrl_post.types import Capacity, Finish, Rollout
 
 
 def text(seed, version, drift, longest):
@@ -110,19 +111,8 @@ class RacingEngine:
 
     def _rollout(self, live, finish):
         request, tokens, versions = live
-        zeros = np.zeros(len(tokens))
-        return Rollout(
-            id=request.rollout_id,
-            prompt=request.prompt,
-            tokens=tokens,
-            sampled=zeros == 0,
-            logprobs=zeros,
-            entropies=zeros,
-            versions=versions,
-            drafted=zeros,
-            finish=finish,
-            start_clock=0,
-            finish_clock=self.clock,
+        return plain_rollouts.rollout(
+            request.rollout_id, request.prompt, tokens, finish=finish, clock=(0, self.clock), versions=versions
         )
 
     def swap(self, params, version):
@@ -137,24 +127,13 @@ def accuracy(rollout):
     return float(np.random.default_rng([int(rollout.tokens.sum()), len(rollout)]).random() < 0.5)
 
 
-def policy(name, prompts=None, **changed):
+MORE = {"tail_batching": {"over": 1.5}, "rollpacker": {"over": 1.5, "over_samples": 1.4}}
+
+
+def policy(name, order=None, **changed):
     """A scheduler by name, its settings those of a small run."""
-    settings = dict(
-        run_seed=7,
-        steps=6,
-        prompts_per_round=4,
-        group_size=3,
-        sampling=SAMPLING,
-        max_tokens=24,
-        filter_groups=False,
-        max_waves=99,
-        filter_metric="acc",
-        replicas=1,
-    )
-    settings |= {"sync": {}, "tail_batching": {"over": 1.5}, "rollpacker": {"over_prompts": 1.5, "over_samples": 1.4}}[
-        name
-    ]
-    return SCHEDULERS[name](prompts or ToyPrompts(23), **settings | changed)
+    given = dict(steps=6, prompts=4, group_size=3, max_waves=99, filter_metric="acc") | MORE.get(name, {}) | changed
+    return scheduler_of(SCHEDULERS[name], order or ToyPrompts(23), **given)
 
 
 class KeepingLearner(ToyLearner):

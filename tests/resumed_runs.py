@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 from test_main import CONFIG, go, write_sums
 
-from jaxrl_post.telemetry import metrics
+from jaxrl_post.runs import metric_rows
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
@@ -67,7 +67,7 @@ def here(tmp_path_factory):
 def whole(here):
     """The run that nothing happens to."""
     assert go(here, f"--run-dir={here / 'whole'}", *FLAGS) == 0
-    rows = metrics.read(here / "whole" / "metrics.jsonl")
+    rows = metric_rows.read(here / "whole" / "metrics.jsonl")
     assert all(row["actor/grad_norm"] > 0 for row in rows if "actor/grad_norm" in row)
     return here / "whole"
 
@@ -108,8 +108,8 @@ def same_run(one, two):
     for name in files[0]:
         if name not in ("metrics.jsonl", "summary.json", "config.json", "report.html"):
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
-    rows = [metrics.read(folder / "metrics.jsonl") for folder in (one, two)]
-    assert [metrics.deterministic(row) for row in rows[0]] == [metrics.deterministic(row) for row in rows[1]]
+    rows = [metric_rows.read(folder / "metrics.jsonl") for folder in (one, two)]
+    assert [metric_rows.deterministic(row) for row in rows[0]] == [metric_rows.deterministic(row) for row in rows[1]]
     told = [json.loads((folder / "summary.json").read_text()) | killed.LAST_START for folder in (one, two)]
     assert told[0] == told[1]
     states = [final_state(folder) for folder in (one, two)]

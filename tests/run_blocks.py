@@ -17,15 +17,24 @@ import jaxrl_post  # noqa: E402
 from jaxrl_post import config  # noqa: E402
 
 ENGINE = {"engine__slots": 16, "engine__row_sizes": (64,), "engine__max_length": 64, "sampling__max_tokens": 48}
-RUN = {"steps": 1, "scheduler__prompts": 4, "scheduler__group_size": 4, "checkpoint__every": 0, "history__epochs": 1}
+RUN = {"steps": 1, "scheduler__prompts": 4, "checkpoint__every": 0}
+OF_A_FILE = {
+    "scheduler__group_size": 4,
+    "history__epochs": 1,
+    **ENGINE,
+}  # a block that sets options itself is small already
 
 
 def shortened(folder: str) -> dict:
     """Returns the three functions of the package with options that need few seconds, before those of a block."""
     train, load, evaluate = jaxrl_post.train, jaxrl_post.load, jaxrl_post.evaluate
     opened = lambda path, **options: load(path, **options | ENGINE)  # noqa: E731
+
+    def trained(given, **options):
+        return train(given, **options | RUN | (OF_A_FILE if isinstance(given, str) else {}) | {"run_dir": folder})
+
     return {
-        "train": lambda *given, **options: train(*given, **options | RUN | ENGINE | {"run_dir": folder}),
+        "train": trained,
         "load": opened,
         "evaluate": lambda policy, *given, **how: evaluate(opened(policy), *given, **how | {"most": 4}),
     }

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_post.checkpoint import store
-from jaxrl_post.checkpoint.store import Checkpoints
+from jaxrl_post.runs.checkpoint import store
+from jaxrl_post.runs.checkpoint.store import Checkpoints
 
 ABOUT = {"config": {"a": 1}, "data": {}, "processes": 1}
 

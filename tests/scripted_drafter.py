@@ -13,9 +13,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_post.engine.host.wire import UPLOAD
-from jaxrl_post.engine.speculation import interface as rules
-from jaxrl_post.engine.speculation.interface import OFFSET, SIZE, Counts, Drafts, Off
+from jaxrl_post.engine.host.wire import OFFSET, SIZE, UPLOAD
+from jaxrl_post.engine.speculation.interface import Counts, Drafter, Drafts, tally
 from jaxrl_post.engine.speculation.speculation import Drafting
 
 BLANK = -1
@@ -45,16 +44,14 @@ class Script(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scripted(Off):
+class Scripted(Drafter):
     """A drafter for `most` rollouts of a prompt, with texts of `length` positions, the engine's max_length.
 
     Branch b follows the b-th script that agrees with the slot's text, in turn."""
 
     length: int
     most: int
-    entries: int
     watches: bool = True
-    classes: int = 2
 
     @property
     def priors(self):
@@ -64,13 +61,11 @@ class Scripted(Off):
         blank = jnp.full(self.entries, BLANK, jnp.int32)
         return Tables(blank, blank, blank, jnp.asarray(self.priors)), Counts(jnp.zeros((2, 2), jnp.int32))
 
-    def enter(self, memory, slot, row, fresh, seen, tokens, argmax_tokens, num_tokens):
-        return memory
-
     def index(self, past, prompt):
         return tuple(text.reshape(-1) for text in past[0][1:])
 
-    def propose(self, tables, memory, tokens, known, place, branch):
+    def propose(self, tables, memory, context):
+        tokens, known, place, branch = context
         _, T = tokens.shape
         number, spread = jnp.arange(self.most)[None, :, None], jnp.arange(T)
         at = jnp.clip(place[:, OFFSET, None, None] + number * self.length + spread, 0, self.entries - 1)
@@ -96,8 +91,8 @@ class Scripted(Off):
             jnp.minimum(first[:, 0], 0),
         )
 
-    def observe(self, memory, drafts, place, tokens, argmax_tokens, before, after, given, running):
-        return Counts(rules.tally(memory.counts, drafts, tokens, before, after, running))
+    def observe(self, memory, drafts, step):
+        return Counts(tally(memory.counts, drafts, step))
 
 
 class Scripts:

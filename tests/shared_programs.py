@@ -33,7 +33,7 @@ UNTRACED = {
     "metrics",
     "observers",
     "rewards",
-    "rollout_log",
+    "runs",
     "scheduler",
     "telemetry",
 }  # rooms and files of which no program is made; tests that kill a run replace functions of theirs
@@ -51,7 +51,7 @@ class Made(NamedTuple):
         return self.program
 
 
-class Shelf:
+class ProgramCache:
     """What was compiled, by key. An entry holds the objects whose identity is in its key: no id is used twice."""
 
     def __init__(self):
@@ -72,6 +72,14 @@ class Shelf:
         if len(self.entries) > KEPT:
             self.entries.popitem(last=False)
         return found[1], new
+
+
+CACHE = ProgramCache()
+
+
+def forget() -> None:
+    """Drops all shared programs: what is still asked for is compiled again, or loaded."""
+    CACHE.entries.clear()
 
 
 def parts_of_the_project() -> Iterator[Any]:
@@ -119,9 +127,8 @@ def share() -> None:
         from jaxrl_post.engine.compiled import Programs
         from jaxrl_post.trainer.learner import Learner
 
-        shelf = Shelf()
-        _share_engines(shelf, Programs)
-        _share_learners(shelf, Learner)
+        _share_engines(CACHE, Programs)
+        _share_learners(CACHE, Learner)
 
 
 class OnDemand:
@@ -169,45 +176,44 @@ def _postponed() -> Iterator[None]:
         Lowered.compile = real
 
 
-def _share_engines(shelf: Shelf, programs: type) -> None:
+def _share_engines(cache: ProgramCache, programs: type) -> None:
     for name in ("_dispatch_program", "_insert_program", "_prefill_program", "_blank_programs", "_upload_programs"):
-        setattr(programs, name, _shared(shelf, name, getattr(programs, name)))
+        setattr(programs, name, _shared(cache, name, getattr(programs, name)))
 
 
-def _shared(shelf: Shelf, name: str, real: Callable) -> Callable:
+def _shared(cache: ProgramCache, name: str, real: Callable) -> Callable:
     @functools.wraps(real)
     def program(self, *given):
-        sizes = dataclasses.replace(self.sizes, shards=None)  # those follow from the mesh
+        # Shards follow from the mesh, and a program has one row size and no slots to refill.
+        alike = dict(shards=None, row_sizes=(), refill_slots=1, dtype=str(self.sizes.dtype))
+        sizes = dataclasses.replace(self.sizes, **alike)
         asked = tuple(described(x) if isinstance(x, dict) else x for x in given)  # weights are a dictionary
-        settings = (name, self.config, self.mesh, sizes, str(self.dtype), *asked)
+        settings = (name, self.config, self.mesh, sizes, *asked)
 
         def make():
             with _postponed() if _ON_DEMAND.get() else contextlib.nullcontext():
                 return real(self, *given)
 
-        return shelf.ask((*settings, _ON_DEMAND.get()), make)[0]
+        return cache.ask((*settings, _ON_DEMAND.get()), make)[0]
 
     return program
 
 
-def _share_learners(shelf: Shelf, learner: type) -> None:
+def _share_learners(cache: ProgramCache, learner: type) -> None:
     begin, real = learner.__init__, learner.compile
 
     @functools.wraps(begin)
-    def __init__(self, model, params, mesh, **settings):
-        begin(self, model, params, mesh, **settings)
-        self._settings = (
-            model,
-            mesh,
-            tuple((name, value) for name, value in sorted(settings.items()) if name != "reference"),
-        )
+    def __init__(self, model, params, mesh, settings, **parts):
+        begin(self, model, params, mesh, settings, **parts)
+        own = tuple((name, value) for name, value in sorted(parts.items()) if name != "reference")
+        self._settings = (model, mesh, settings, own)
 
     @functools.wraps(real)
     def compile(self):
         if self._programs:
             return
         settings = type(self), *self._settings, described(self.state.params), described(self._reference)
-        made, new = shelf.ask(settings, lambda: real(self) or dict(self._programs))
+        made, new = cache.ask(settings, lambda: real(self) or dict(self._programs))
         if not new:
             self.jitted = lambda: {name: (Made(program), ()) for name, program in made.items()}
             real(self)

@@ -5,23 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 from jaxrl_post.engine.step_cost import DecodeCost
-from jaxrl_post.sim import laws
-from jaxrl_post.sim.answers import Answers, spans_of
-from jaxrl_post.sim.engine import SimEngine
-from jaxrl_post.sim.pace import LockStep
-from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
+from jaxrl_post.simulate import length_distributions
+from jaxrl_post.simulate.engine import SimEngine
+from jaxrl_post.simulate.pace import LockStep
+from jaxrl_post.simulate.texts import SimTexts, spans_of
 
 CAP = 40
 FLAT = DecodeCost(weights_s=1.0, token_s=0.0, row_s=0.0)
 
 
-def answers(tv=0.0, cap=CAP) -> Answers:
-    law = laws.Mixture(laws.LogNormal(2.0, 0.8), laws.LogUniform(10.0, 100.0), 0.2)
-    return Answers(lambda prompt: law, cap=cap, tv=tv)
+def texts(tv=0.0, cap=CAP) -> SimTexts:
+    law = length_distributions.Mixture(
+        length_distributions.LogNormal(2.0, 0.8), length_distributions.LogUniform(10.0, 100.0), 0.2
+    )
+    return SimTexts(lambda prompt: law, cap=cap, tv=tv)
 
 
 def engine(*, tv=0.0, replicas=1, slots=4, pace=None, kv_tokens=None, cap=CAP) -> SimEngine:
-    return SimEngine(answers(tv, cap), replicas=replicas, slots=slots, pace=pace or LockStep(FLAT), kv_tokens=kv_tokens)
+    return SimEngine(texts(tv, cap), replicas=replicas, slots=slots, pace=pace or LockStep(FLAT), kv_tokens=kv_tokens)
 
 
 def request(number, *, replica=0, prefix=None, mode="recompute", cap=CAP, attempt=0) -> Request:
@@ -41,8 +43,8 @@ def request(number, *, replica=0, prefix=None, mode="recompute", cap=CAP, attemp
 class TokenByToken:
     """One token for each running answer a step; tokens are looked up position by position from `path`. KV is endless."""
 
-    def __init__(self, answers, replicas, slots):
-        self.answers, self.slots = answers, slots
+    def __init__(self, texts, replicas, slots):
+        self.texts, self.slots = texts, slots
         self.waiting = [[] for _ in range(replicas)]
         self.running = [[] for _ in range(replicas)]
         self.clock = self.version = 0
@@ -60,7 +62,7 @@ class TokenByToken:
                 if asked.prefix is not None and asked.prefix_mode == "recompute":
                     tokens, versions = asked.prefix.tokens.tolist(), asked.prefix.versions.tolist()
                 elif asked.prefix is not None and asked.prefix_mode == "verify":
-                    new = self.answers.path(asked.rollout_id, asked.prompt, ((0, self.version),))
+                    new = self.texts.path(asked.rollout_id, asked.prompt, ((0, self.version),))
                     while (
                         len(tokens) < min(len(asked.prefix), new.length)
                         and asked.prefix.tokens[len(tokens)] == new.tokens(len(tokens) + 1)[-1]
@@ -70,7 +72,7 @@ class TokenByToken:
                 running.append([asked, tokens, versions])
 
     def answer(self, asked, versions):
-        return self.answers.path(asked.rollout_id, asked.prompt, spans_of(np.array([*versions, self.version])))
+        return self.texts.path(asked.rollout_id, asked.prompt, spans_of(np.array([*versions, self.version])))
 
     def step(self):
         """(id, clock, tokens, versions) of what finished."""

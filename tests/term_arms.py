@@ -1,7 +1,7 @@
 """The terms, rules and advantages of single papers by two ways: the learner's packed programs, and plain code.
 
 The plain side has one sequence per row, dense attention, loops over tokens in the place of ranks of arrays, and float64.
-tests/ and scripts/training_parity/terms.py compare both. The loss is a mean over tokens.
+tests/test_trainer_terms.py compares both. The loss is a mean over tokens.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_rejection_by_hand(mode, threshold, expected):
 
 def test_every_mode_of_the_config_is_known():
     choices = {f.name: f.metadata["choices"] for f in dataclasses.fields(AlgorithmConfig) if "choices" in f.metadata}
-    for mode in set(choices["rollout_rs"]) - {"m2po"}:  # which ranks a round (token_selection.py)
+    for mode in set(choices["rollout_rs"]) - {"m2po"}:  # which ranks a round (token_credit.py)
         assert correction.kept(np.zeros(3), mode, (1.5,)).all()  # on-policy nothing is rejected
     for mode in choices["rollout_is"]:
         np.testing.assert_array_equal(correction.importance(np.zeros(3), mode, VERSIONS[:3]), np.ones(3))

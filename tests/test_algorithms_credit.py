@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_post.algorithms import credit
 from jaxrl_post.config import AlgorithmConfig
-from jaxrl_post.types import Finish, Group, Prompt
+from jaxrl_post.ring.types import Finish, Group, Prompt
 
 PROMPT = Prompt(id="a", tokens=[1])
 LIMIT = 10
@@ -227,7 +227,7 @@ def test_filtered_and_rejected_tokens_are_in_no_rank():
 
 
 def in_parts(prompt, scored, **components):
-    """A group with components, as rewards/records.py makes it: NaN where a rollout has no score, none where all have none."""
+    """A group with components, as rewards/jobs.py makes it: NaN where a rollout has no score, none where all have none."""
     known = np.array(scored, bool)
     parts = {name: np.where(known, values, np.nan) for name, values in components.items() if known.any()}
     made = group(rewards=np.where(known, 1.0, 0.0), scored=scored, prompt=dataclasses.replace(PROMPT, id=prompt))

@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_post.algorithms import credit
 from jaxrl_post.config import AlgorithmConfig
-from jaxrl_post.types import Group, Prompt
+from jaxrl_post.ring.types import Group, Prompt
 
 PROMPT = Prompt(id="a", tokens=[1])
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxrl_post.algorithms.kl_controller import KlController
+from jaxrl_post.algorithms.kl_estimators import KlController
 from jaxrl_post.config import AlgorithmConfig
 
 

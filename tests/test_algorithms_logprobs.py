@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_post.algorithms import logprobs
-from jaxrl_post.algorithms.mismatch import mismatch
+from jaxrl_post.algorithms.correction import mismatch
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -112,7 +112,7 @@ def test_mismatch_by_hand():
 def test_norms_are_those_of_one_hot_minus_law(chunk):
     """Which is the slope of the log-prob by the scores."""
     hidden, table, targets = case()
-    how = dict(temperature=0.7, chunk=chunk, law=logprobs.score_norms)
+    how = dict(temperature=0.7, chunk=chunk, statistics=logprobs.score_norms)
     (got,) = logprobs.chosen(lambda h: h @ table, hidden, targets, **how)
     for at in np.ndindex(targets.shape):
         scores = np.asarray(hidden[at] @ table, float) / 0.7

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_post.algorithms import aggregation, losses
+from jaxrl_post.algorithms.losses import Terms
 from jaxrl_post.config import AlgorithmConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -28,13 +29,13 @@ def at(name, ratios, advantages, algorithm=CLIP):
     """The loss at these ratios, as one sequence: old log-probs are -1, so the new ones are log r - 1."""
     old = jnp.full((1, len(ratios)), -1.0)
     logps = old + jnp.log(row(*ratios))
-    return losses.LOSSES[name](logps, old, row(*advantages), *one_row(old), algorithm)
+    return losses.LOSSES[name](Terms(logps, old, row(*advantages), *one_row(old), algorithm))
 
 
 def slope(name, ratios, advantages, algorithm=CLIP):
     """Of the summed loss, per log-prob."""
     old = jnp.full((1, len(ratios)), -1.0)
-    return jax.grad(lambda x: losses.LOSSES[name](x, old, row(*advantages), *one_row(old), algorithm)[0].sum())(
+    return jax.grad(lambda x: losses.LOSSES[name](Terms(x, old, row(*advantages), *one_row(old), algorithm))[0].sum())(
         old + jnp.log(row(*ratios))
     )
 
@@ -151,7 +152,7 @@ def of_probabilities(name, new, old, advantages, algorithm):
 
     def loss(logps):
         before = jnp.log(row(*old))
-        return losses.LOSSES[name](logps, before, row(*advantages), *one_row(before), algorithm)
+        return losses.LOSSES[name](Terms(logps, before, row(*advantages), *one_row(before), algorithm))
 
     logps = jnp.log(row(*new))
     return (*loss(logps), jax.grad(lambda x: loss(x)[0].sum())(logps))
@@ -321,12 +322,12 @@ def test_every_loss_is_linear_in_a_positive_factor_of_the_advantage(name):
 def test_log_ratio_is_clamped_at_20():
     clamped = losses.log_ratio(row(0.0, -100.0, -1.0), row(-100.0, 0.0, -1.5))
     np.testing.assert_array_equal(clamped, row(20.0, -20.0, 0.5))
-    loss, _ = losses.vanilla(row(0.0), row(-100.0), row(-1.0), *one_row(row(0.0)), CLIP)
+    loss, _ = losses.vanilla(Terms(row(0.0), row(-100.0), row(-1.0), *one_row(row(0.0)), CLIP))
     np.testing.assert_allclose(loss, np.exp(np.float32(20)), rtol=1e-6)
 
 
 def test_sft_is_negative_log_likelihood():
-    loss, indicators = losses.sft(row(-0.5, -2.0), None, row(1.0, 1.0), *one_row(row(1.0, 1.0)), CLIP)
+    loss, indicators = losses.sft(Terms(row(-0.5, -2.0), None, row(1.0, 1.0), *one_row(row(1.0, 1.0)), CLIP))
     np.testing.assert_array_equal(loss, row(0.5, 2.0))
     assert indicators == {}
 
@@ -340,6 +341,6 @@ def test_names_are_those_of_the_config():
 
 def test_mixed_dtypes_and_ranks_are_refused_first():
     with pytest.raises((AssertionError, TypeError)):
-        losses.vanilla(row(0.0), row(0.0).astype(jnp.bfloat16), row(0.0), *one_row(row(0.0)), CLIP)
+        losses.vanilla(Terms(row(0.0), row(0.0).astype(jnp.bfloat16), row(0.0), *one_row(row(0.0)), CLIP))
     with pytest.raises((AssertionError, TypeError)):
-        losses.vanilla(row(0.0), row(0.0, 1.0), row(0.0), *one_row(row(0.0)), CLIP)
+        losses.vanilla(Terms(row(0.0), row(0.0, 1.0), row(0.0), *one_row(row(0.0)), CLIP))

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_post.algorithms.off_policy_mask import off_policy
+from jaxrl_post.algorithms.correction import off_policy
 
 
 def test_by_hand():

@@ -4,9 +4,9 @@ import made_groups
 import numpy as np
 
 from jaxrl_post.algorithms import credit
-from jaxrl_post.algorithms.role_baseline import RoleBaseline
+from jaxrl_post.algorithms.advantages import RoleBaseline
 from jaxrl_post.config import AlgorithmConfig
-from jaxrl_post.types import Group, Prompt
+from jaxrl_post.ring.types import Group, Prompt
 
 
 def group(role, rewards, scored=(True, True), name="1"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxrl_post.algorithms import token_selection as rules
+from jaxrl_post.algorithms import token_credit
 
 
 def made(seed=0, sizes=(5, 1, 8)):
@@ -36,10 +36,10 @@ def test_covariances_by_hand():
         None,
     )
     masks = [np.array([True, True, False]), np.array([True])]
-    got = rules.kl_cov(gains, logps, masks, 0.7)
+    got = token_credit.kl_cov(gains, logps, masks, 0.7)
     assert places(got) == {(0, 0), (0, 1)} and [one.size for one in got] == [3, 1]
-    assert places(rules.clip_cov(gains, logps, masks, 1.0, (0.5, 5.0), 0)) == {(0, 0), (0, 1)}
-    assert places(rules.clip_cov(gains, logps, masks, 1.0, (1.0, 5.0), 0)) == set()  # bounds are outside
+    assert places(token_credit.clip_cov(gains, logps, masks, 1.0, (0.5, 5.0), 0)) == {(0, 0), (0, 1)}
+    assert places(token_credit.clip_cov(gains, logps, masks, 1.0, (1.0, 5.0), 0)) == set()  # bounds are outside
 
 
 @pytest.mark.parametrize("ratio", [1e-6, 0.3, 1.0])
@@ -47,15 +47,15 @@ def test_kl_cov_takes_the_largest_covariances(ratio):
     gains, logps, masks = made()
     ranked = by_covariance(gains, logps, masks)
     count = max(1, int(ratio * len(ranked)))
-    assert places(rules.kl_cov(gains, logps, masks, ratio)) == {place for _, place in ranked[-count:]}
+    assert places(token_credit.kl_cov(gains, logps, masks, ratio)) == {place for _, place in ranked[-count:]}
 
 
 def test_clip_cov_takes_some_of_those_between_the_bounds():
     gains, logps, masks = made(1, (40, 3, 50))
     ranked = by_covariance(gains, logps, masks)
     candidates = {place for covariance, place in ranked if 0.1 < covariance < 1.5}
-    assert places(rules.clip_cov(gains, logps, masks, 1.0, (0.1, 1.5), 0)) == candidates
-    few = [places(rules.clip_cov(gains, logps, masks, 0.05, (0.1, 1.5), seed)) for seed in (0, 0, 1)]
+    assert places(token_credit.clip_cov(gains, logps, masks, 1.0, (0.1, 1.5), 0)) == candidates
+    few = [places(token_credit.clip_cov(gains, logps, masks, 0.05, (0.1, 1.5), seed)) for seed in (0, 0, 1)]
     assert all(one < candidates and len(one) == int(0.05 * len(ranked)) for one in few)
     assert few[0] == few[1] != few[2]
 
@@ -64,8 +64,8 @@ def test_high_entropy_by_hand():
     """Of 1, 2, 3, 4, 5 the upper 0.4 quantile begins at 3.4; a token outside the mask is in no quantile."""
     entropies = [np.array([5.0, 1.0, 99.0]), np.array([3.0, 2.0, 4.0])]
     masks = [np.array([True, True, False]), np.ones(3, bool)]
-    assert places(rules.high_entropy(entropies, masks, 0.4)) == {(0, 0), (1, 2)}
-    assert places(rules.high_entropy(entropies, masks, 1.0)) == {(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)}
+    assert places(token_credit.high_entropy(entropies, masks, 0.4)) == {(0, 0), (1, 2)}
+    assert places(token_credit.high_entropy(entropies, masks, 1.0)) == {(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)}
 
 
 @pytest.mark.parametrize("bound", [1e-9, 0.04, 0.3, 50.0])
@@ -74,16 +74,16 @@ def test_second_moment_drops_the_worst_until_the_mean_fits(bound):
     left = sorted(((gaps[i][t] ** 2, (i, t)) for i, m in enumerate(masks) for t in np.flatnonzero(m)))
     while left and sum(square for square, _ in left) / len(left) > bound:
         left.pop()
-    assert places(rules.second_moment(gaps, masks, bound)) == {(i, int(t)) for _, (i, t) in left}
+    assert places(token_credit.second_moment(gaps, masks, bound)) == {(i, int(t)) for _, (i, t) in left}
 
 
 def test_a_round_without_tokens_has_none_to_pick():
     nothing = [np.zeros(2)], [np.zeros(2, bool)]
     for got in (
-        rules.kl_cov(nothing[0], *nothing, 0.5),
-        rules.clip_cov(nothing[0], *nothing, 0.5, (0.0, 1.0), 0),
-        rules.high_entropy(*nothing, 0.5),
-        rules.second_moment(*nothing, 1.0),
+        token_credit.kl_cov(nothing[0], *nothing, 0.5),
+        token_credit.clip_cov(nothing[0], *nothing, 0.5, (0.0, 1.0), 0),
+        token_credit.high_entropy(*nothing, 0.5),
+        token_credit.second_moment(*nothing, 1.0),
     ):
         assert len(got) == 1 and not got[0].any() and got[0].shape == (2,)
-    assert rules.second_moment([], [], 1.0) == []
+    assert token_credit.second_moment([], [], 1.0) == []

@@ -20,9 +20,9 @@ from jaxrl_post.commands import evaluate as evaluate_command
 from jaxrl_post.commands import generate as generate_command
 from jaxrl_post.config import default
 from jaxrl_post.data.tokenizer import characters
-from jaxrl_post.launch import saved_policy
-from jaxrl_post.telemetry import metrics, rollout_log
-from jaxrl_post.types import Sampling
+from jaxrl_post.launch.parts import saved_policy
+from jaxrl_post.ring.types import Sampling
+from jaxrl_post.runs import metric_rows, rollout_log
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -93,7 +93,7 @@ def test_a_run_returns_its_metrics_rollouts_and_policy(here, trained):
     assert before == after
     assert run.metrics["step"] == [1, 2, 3] and all(len(column) == 3 for column in run.metrics.values())
     assert run.evaluations["step"] == [0, 3]
-    on_file = metrics.read(run.folder / "metrics.jsonl")
+    on_file = metric_rows.read(run.folder / "metrics.jsonl")
     assert [row["step"] for row in seen] == [row["step"] for row in on_file] == [0, 1, 2, 3, 3]
     assert [row["critic/score/mean"] for row in seen if "critic/score/mean" in row] == run.metrics["critic/score/mean"]
     assert len(run.rollouts) == 3 * 16
@@ -404,7 +404,7 @@ def test_a_policy_of_a_run_is_scored_by_the_rewards_of_the_run(here, trained, po
     [
         (evaluate_command, ["--policy=x"], "the following arguments are required: --data; write"),
         (evaluate_command, ["--polcy=x"], "unknown argument '--polcy=x'; nearest is --policy"),
-        (evaluate_command, ["--policy=x", "--policy=y"], "--policy is given 2 times"),
+        (evaluate_command, ["--policy=x", "--policy=y"], "--policy is given twice, with 'x' and 'y'"),
         (
             evaluate_command,
             ["--policy=x", "--data=y", "--samples=two"],
@@ -424,7 +424,7 @@ def test_mistakes_of_a_command_line_are_one_sentence(command, arguments, sentenc
 @pytest.mark.parametrize("name", ["evaluate", "generate"])
 def test_help_needs_no_jax_and_nothing_is_imported_before_it_is_used(name):
     code = (
-        "import sys, jaxrl_post, jaxrl_post.types\n"
+        "import sys, jaxrl_post, jaxrl_post.ring.types\n"
         "assert {'train', 'load', 'evaluate'} <= set(dir(jaxrl_post)) and not hasattr(jaxrl_post, 'trian')\n"
         "from jaxrl_post.__main__ import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit as ended:\n    assert ended.code == 0\n"

@@ -11,7 +11,7 @@ PLANTED = """
 from __future__ import annotations
 from dataclasses import dataclass
 from jaxtyping import Array, Float, Int
-from jaxrl_post.protocols import Engine
+from jaxrl_post.ring.protocols import Engine
 
 def weigh(x: Float[Array, "B T"], y: Float[Array, "B"], scale: float = 1) -> Float[Array, "B T"]:
     return x * y[:, None] * scale

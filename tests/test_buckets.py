@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -16,12 +17,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import bucket_server
 import faulty_proxy
 
-from jaxrl_post.buckets import files, record, tree
-from jaxrl_post.buckets.address import Address, parse
-from jaxrl_post.buckets.followers import Behind
-from jaxrl_post.buckets.mirror import Mirror
-from jaxrl_post.buckets.objects import Objects
-from jaxrl_post.buckets.store import Changed, Unreachable
+from jaxrl_post.config.address import Address, parse
+from jaxrl_post.runs.buckets import files, record, tree
+from jaxrl_post.runs.buckets.followers import Behind
+from jaxrl_post.runs.buckets.mirror import Mirror
+from jaxrl_post.runs.buckets.objects import Objects
+from jaxrl_post.runs.buckets.store import Changed, Unreachable
 
 
 @pytest.fixture(scope="module", params=["gs", "s3"])
@@ -54,7 +55,7 @@ def _kept(objects: Objects) -> set[str]:
 
 
 def _step(folder: Path, number: int, size: int = 1000) -> None:
-    """Saves a step as checkpoint/store.py does: under another name first."""
+    """Saves a step as runs/checkpoint/store.py does: under another name first."""
     part = folder / "checkpoints" / f"step_{number:06d}.part"
     part.mkdir(parents=True)
     (part / "arrays").write_bytes(number.to_bytes(2, "big") * (size // 2))
@@ -215,6 +216,10 @@ def test_the_machine_tells_a_live_process_from_a_dead_one():
     assert record._ended(mine | {"began": "1"}) and record._ended(mine | {"pid": 1 << 22})
     assert not record._ended(mine | {"host": "another", "pid": 1 << 22})
     assert not record._ended(mine | {"machine": "another", "pid": 1 << 22})
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not collected yet
+    assert record._began(child.pid) == ""
+    child.wait()
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -259,8 +264,10 @@ def test_a_folder_comes_back_as_it_was_and_only_new_pieces_are_uploaded(server, 
     assert len(before) == 2 + 3  # of equal pieces there is one: 100 equal bytes, their end, and the log's
     with open(folder / "log.jsonl", "ab") as log:
         log.write(b"x" * 10)
+    names, write = [], objects.write
+    monkeypatch.setattr(objects, "write", lambda name, data: names.append(name) or write(name, data))
     later = uploads.part(folder, tmp_path / "linked").files
-    assert len(set(objects.names(tree.PIECES)) - {*before}) == 1  # the log's last piece
+    assert {*objects.names(tree.PIECES)} - {*before} == {*names} and len(names) == 1  # the log's last piece
     name = tree.write(objects, 1, later)
     assert tree.read(objects, name) == later
     tree.fetch(objects, later, tmp_path / "back")

@@ -15,15 +15,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import bucket_server
 
-from jaxrl_post.buckets import followers, record, tree
-from jaxrl_post.buckets.address import Address
-from jaxrl_post.buckets.followers import Behind, Follower, Followers, writer
-from jaxrl_post.buckets.mirror import Mirror
-from jaxrl_post.buckets.objects import Objects
+from jaxrl_post.config.address import Address
+from jaxrl_post.runs.buckets import followers, record, tree
+from jaxrl_post.runs.buckets.followers import Behind, Follower, Followers, writer
+from jaxrl_post.runs.buckets.mirror import Mirror
+from jaxrl_post.runs.buckets.objects import Objects
 
 
 class Board:
-    """Texts that threads of this test share, with the methods of parallel/key_value.py."""
+    """Texts that threads of this test share, with the methods of parallel/exchange.py."""
 
     def __init__(self, processes: int):
         self.texts: dict[str, str] = {}

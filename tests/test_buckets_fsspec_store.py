@@ -23,10 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import bucket_server
 
-from jaxrl_post.buckets import address, objects, record
-from jaxrl_post.buckets.address import Address, is_bucket, parse
-from jaxrl_post.buckets.objects import Objects
-from jaxrl_post.buckets.store import Changed, Unreachable
+from jaxrl_post.config import address
+from jaxrl_post.config.address import Address, is_bucket, parse
+from jaxrl_post.runs.buckets import objects, record
+from jaxrl_post.runs.buckets.objects import Objects
+from jaxrl_post.runs.buckets.store import Changed, Unreachable
 
 NAME = record.NAME
 
@@ -182,7 +183,7 @@ class Hangs(Planted):
 
 
 def test_a_store_that_gives_no_answer_is_unreachable_in_time(opened, monkeypatch):
-    monkeypatch.setattr("jaxrl_post.buckets.fsspec_store._CALL_S", 0.1)
+    monkeypatch.setattr("jaxrl_post.runs.buckets.fsspec_store._CALL_S", 0.1)
     begun = time.monotonic()
     with pytest.raises(Unreachable, match=r"planted://bucket/runs/demo does not answer: \w+"):
         opened(Hangs, patience_s=0.3).read("a")
@@ -190,7 +191,7 @@ def test_a_store_that_gives_no_answer_is_unreachable_in_time(opened, monkeypatch
 
 
 def test_a_server_that_accepts_and_says_nothing_is_unreachable_in_time(monkeypatch):
-    monkeypatch.setattr("jaxrl_post.buckets.fsspec_store._TIMES_S", (0.3, 0.3))
+    monkeypatch.setattr("jaxrl_post.runs.buckets.fsspec_store._TIMES_S", (0.3, 0.3))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for name, value in bucket_server.environment("s3", silent.getsockname()[1]).items():
             monkeypatch.setenv(name, value)

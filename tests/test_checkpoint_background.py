@@ -7,9 +7,9 @@ import jax
 import pytest
 from saved_steps import ABOUT, host, names, same, saves, tree
 
-from jaxrl_post.checkpoint import store
-from jaxrl_post.checkpoint.background import Background
-from jaxrl_post.checkpoint.store import Checkpoints
+from jaxrl_post.runs.checkpoint import store
+from jaxrl_post.runs.checkpoint.background import Background
+from jaxrl_post.runs.checkpoint.store import Checkpoints
 
 
 def test_a_save_in_the_background_is_of_the_moment_at_which_it_began(tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ import orbax.checkpoint as ocp
 import pytest
 from saved_steps import ABOUT, host, names, same, saved, saves, tree
 
-from jaxrl_post.checkpoint import signed_files, store
-from jaxrl_post.checkpoint.store import read_key
+from jaxrl_post.runs.checkpoint import signed_files, store
+from jaxrl_post.runs.checkpoint.store import read_key
 
 
 def damage(path, key_of=None, **given):

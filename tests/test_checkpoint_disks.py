@@ -10,8 +10,8 @@ import orbax.checkpoint as ocp
 import pytest
 from etils import epath
 
-from jaxrl_post.checkpoint import disks
-from jaxrl_post.checkpoint.arrays import handler, named
+from jaxrl_post.runs.checkpoint import disks
+from jaxrl_post.runs.checkpoint.arrays import handler, named
 
 
 @pytest.fixture
@@ -45,4 +45,4 @@ def test_one_disk_is_kept_by_process_0_and_own_disks_by_each(monkeypatch):
     for index in (0, 1):
         monkeypatch.setattr(jax, "process_index", lambda index=index: index)
         assert disks.ONE_DISK.writes == (index == 0) and not disks.ONE_DISK.own
-        assert disks.OwnDisks(None).writes and disks.OwnDisks(None).own
+        assert disks.OwnDisks().writes and disks.OwnDisks().own

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxrl_post.checkpoint.host_state import read_state, write_state
+from jaxrl_post.runs.checkpoint.host_state import read_state, write_state
 
 
 def test_state_of_the_host(tmp_path):

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from jaxrl_post.checkpoint import identity
-from jaxrl_post.types import Prompt
+from jaxrl_post.ring.types import Prompt
+from jaxrl_post.runs.checkpoint import identity
 
 
 def test_every_column_of_the_data_is_in_its_fingerprint():

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from jaxrl_post.checkpoint import log_marks
-from jaxrl_post.checkpoint.log_marks import rewind
+from jaxrl_post.runs.checkpoint import log_marks
+from jaxrl_post.runs.checkpoint.log_marks import rewind
 
 
 def logs(folder, rows):

@@ -6,8 +6,8 @@ import made_groups
 import numpy as np
 import pytest
 
-from jaxrl_post.checkpoint.store import Checkpoints
 from jaxrl_post.config import OptimizerConfig
+from jaxrl_post.runs.checkpoint.store import Checkpoints
 
 pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
 

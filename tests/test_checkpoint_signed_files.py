@@ -6,7 +6,7 @@ import os
 import jax
 import pytest
 
-from jaxrl_post.checkpoint import signed_files
+from jaxrl_post.runs.checkpoint import signed_files
 
 KEY = bytes(32)
 NAMES = (

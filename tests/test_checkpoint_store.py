@@ -11,9 +11,9 @@ import orbax.checkpoint as ocp
 import pytest
 from saved_steps import ABOUT, host, names, same, saved, saves, tree
 
-from jaxrl_post.checkpoint import store
-from jaxrl_post.checkpoint.store import SaveFailed
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.runs.checkpoint import store
+from jaxrl_post.runs.checkpoint.store import SaveFailed
 
 
 class Killed(BaseException):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from jaxrl_post.checkpoint import unsaved
+from jaxrl_post.runs.checkpoint import log_marks
 
 
 def config(every, steps=9, updates=1):
@@ -19,11 +19,11 @@ def metrics(folder, *steps, end=""):
 
 
 def test_the_last_finished_step(tmp_path):
-    assert unsaved.last_step(tmp_path) == 0
+    assert log_marks.last_step(tmp_path) == 0
     metrics(tmp_path, 0)
-    assert unsaved.last_step(tmp_path) == 0  # an evaluation before the first step
+    assert log_marks.last_step(tmp_path) == 0  # an evaluation before the first step
     metrics(tmp_path, 0, 1, 2, 2, end='{"step": 3, "lo')
-    assert unsaved.last_step(tmp_path) == 2
+    assert log_marks.last_step(tmp_path) == 2
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_who_may_begin_again(tmp_path, last, given, there, refused):
     for name in there:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).mkdir()
-    said = unsaved.refusal(tmp_path, last, given)
+    said = log_marks.refusal(tmp_path, last, given)
     assert bool(said) == refused
     if refused:
         assert f"has logs of {last} finished steps and no checkpoint" in said and str(tmp_path / "checkpoints") in said
@@ -59,9 +59,9 @@ def test_logs_are_set_aside_whole_and_forgotten_at_the_end(tmp_path):
         (tmp_path / "rollouts").mkdir()
         (tmp_path / "rollouts" / "index.jsonl").write_text(f"{time}")
         (tmp_path / "rewards_aside.jsonl").write_text("stays")
-        unsaved.set_aside(tmp_path)
+        log_marks.set_aside(tmp_path)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["rewards_aside.jsonl", "unsaved"]
         assert (tmp_path / "unsaved" / f"00{time}" / "rollouts" / "index.jsonl").read_text() == f"{time}"
-    assert [unsaved.last_step(tmp_path / "unsaved" / name) for name in ("001", "002")] == [1, 2]
-    unsaved.forget(tmp_path)
+    assert [log_marks.last_step(tmp_path / "unsaved" / name) for name in ("001", "002")] == [1, 2]
+    log_marks.forget(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["rewards_aside.jsonl"]

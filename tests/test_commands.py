@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_post import __main__ as commands
-from jaxrl_post.launch import command_line
+from jaxrl_post.config import command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -54,15 +54,60 @@ def test_train_is_the_run(capsys):
     assert "unknown argument '--confg=x'; nearest is --config=FILE" in capsys.readouterr().err
 
 
-def test_values_after_a_sign_or_a_space_and_switches():
-    known = ("--config=FILE", command_line.OVERRIDE, "--json FILE", "--quick")
-    assert command_line.read(["--json", "a", "--config=b=c", "--quick", "--config.d.e=f=g", "--json=h"], known) == [
-        ("--json", "a"),
-        ("--config", "b=c"),
-        ("--quick", ""),
-        (command_line.OVERRIDE, "d.e=f=g"),
-        ("--json", "h"),
-    ]
-    for wrong in ("--config", "--config=", "--json", "--quick=1", "quick"):
-        with pytest.raises(ValueError, match="unknown argument"):
-            command_line.read([wrong], known)
+@pytest.mark.parametrize(
+    "words, wanted",
+    [
+        ("--json a --config=b=c", {"json": "a", "config": ["b=c"]}),
+        ("--config b --config=c", {"config": ["b", "c"]}),
+        ("--quick --config.d.e=f=g --config.h -1", {"quick": True, "overrides": ("d.e=f=g", "h=-1")}),
+        ("--mark", {"mark": ""}),
+        ("--mark=x", {"mark": "x"}),
+        ("--config.a --quick", {"quick": True, "overrides": ("a",)}),
+        ("--token=", {"token": ""}),
+    ],
+)
+def test_values_after_a_sign_or_a_space_and_switches(words, wanted):
+    unset = {"config": [], "json": "", "quick": False, "mark": None, "token": None, "overrides": ()}
+    found = vars(_parser().read(words.split()))
+    assert {name: found[name] for name in unset} == unset | wanted
+
+
+@pytest.mark.parametrize("wrong", ["--json", "--json=", "--quick=1", "quick", "--jso=a", "--mark=", "--mark=x --mark"])
+def test_a_wrong_word_is_one_sentence(wrong):
+    with pytest.raises(ValueError, match="unknown argument .*; nearest is --|ignored explicit|given twice") as caught:
+        _parser().read(wrong.split())
+    assert "\n" not in str(caught.value)
+
+
+def _parser():
+    forms = ("--config=FILE ...", command_line.OVERRIDE, "--json=FILE", "--quick", "--mark[=X]")
+    flags = [command_line.Flag(form, "is 100 % right") for form in forms]
+    flags.append(command_line.Flag("--token=TOKEN", "may be empty", default=None))
+    return command_line.Arguments("", "python -m x\n\nDoes.", flags)
+
+
+@pytest.mark.parametrize("command", commands.COMMANDS)
+def test_the_help_of_every_command_says_its_use_and_each_of_its_flags(command, capsys):
+    try:
+        assert commands.main([command, "--help"]) == 0
+    except SystemExit as ended:
+        assert ended.code == 0
+    text = capsys.readouterr().out
+    assert re.match(rf"usage: python -m jaxrl_post[ .]({command}|main) ", text)
+    assert "-h, --help" in text and not re.findall(r"^  --[\w-]+(?: \S+)?$", text, re.MULTILINE)  # a flag without words
+
+
+def test_there_is_one_parser():
+    """Every flag of the package goes through Arguments, and only programs read the words of the shell."""
+    sources = {path.relative_to(ROOT).as_posix(): path.read_text() for path in ROOT.glob("jaxrl_post/**/*.py")}
+    found = {
+        name for name, text in sources.items() if re.search(r"class \w+\(.*ArgumentParser\)|getopt|optparse", text)
+    }
+    assert found == {"jaxrl_post/config/command_line.py"}
+    assert {name for name, text in sources.items() if "sys.argv" in text} == {
+        "jaxrl_post/__main__.py",
+        "jaxrl_post/main.py",
+        "jaxrl_post/simulate/__main__.py",
+        "jaxrl_post/config/reference.py",  # writes a page
+        "jaxrl_post/launch/jobs/local.py",  # starts the processes of a local job, which no user calls
+    }

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from jaxrl_post import __main__ as commands
-from jaxrl_post.commands import compare, pairs
-from jaxrl_post.telemetry import estimates, run_logs
+from jaxrl_post.commands import compare
+from jaxrl_post.runs import run_logs
+from jaxrl_post.telemetry import estimates
 
 ROWS = [{"step": step, "critic/score/mean": step / 10, "timing_s/step": 1.0} for step in range(3)]
 OTHER = [{"step": step, "critic/score/mean": step / 5, "only/here": 1.0} for step in range(1, 5)]
@@ -47,7 +48,7 @@ def runs(tmp_path_factory):
 
 
 def test_pairs_differences_and_counts_are_those_worked_out_by_hand(runs):
-    found = pairs.between(*map(run_logs.opened, runs), lambda a, b: np.array_equal(a.tokens, b.tokens))
+    found = compare.between(*map(run_logs.opened, runs), lambda a, b: np.array_equal(a.tokens, b.tokens))
     assert [pair.what for pair in found] == [
         "training rewards",
         "evaluation of step 4, sampled",
@@ -65,13 +66,23 @@ def test_pairs_differences_and_counts_are_those_worked_out_by_hand(runs):
     assert (greedy.difference, greedy.interval) == (0.0, (0.0, 0.0))
 
 
+def test_attempts_of_one_sample_are_pairs_of_their_own(tmp_path):
+    rewards = {"a": (0.0, 1.0), "b": (1.0, 0.0)}
+    a, b = (
+        made_runs.run(tmp_path / name, rollouts={1: [of("p", first), of("p", second, attempt=1)]}, rows=ROWS)
+        for name, (first, second) in rewards.items()
+    )
+    (found,) = compare.between(run_logs.opened(a), run_logs.opened(b), lambda a, b: True)
+    assert (found.num_pairs, found.mean_a, found.mean_b, found.difference) == (2, 0.5, 0.5, 0.0)
+
+
 def test_runs_of_two_seeds_are_paired_by_prompt_alone(runs, tmp_path):
     other = made_runs.run(
         tmp_path / "c",
         rollouts={1: [of("p", 1.0, 0.0, seed=5, epoch=7), of("q", 0.0, None, seed=5)]},
         config={"seed": 5},
     )
-    (found,) = pairs.between(run_logs.opened(runs[0]), run_logs.opened(other), lambda a, b: True)
+    (found,) = compare.between(run_logs.opened(runs[0]), run_logs.opened(other), lambda a, b: True)
     # p: the mean of all four of A, 0.5, beside 0.5; q: 0.5 beside 0.0
     assert (found.mean_a, found.mean_b, found.num_prompts, found.num_pairs) == (0.5, 0.25, 2, 2)
     assert found.unscored == 1 and found.alone == (1, 0)
@@ -96,7 +107,7 @@ def test_pairs_make_an_interval_narrower_only_where_noise_is_common(tmp_path):
     for name, drawn in (("one", shared), ("almost", almost), ("own", own)):
         groups = [of(str(n), float(value < 0.5)) for n, value in enumerate(drawn)]
         runs.append(run_logs.opened(made_runs.run(tmp_path / name, rollouts={1: groups})))
-    together, apart = (pairs.between(runs[0], run, lambda a, b: True)[0] for run in runs[1:])
+    together, apart = (compare.between(runs[0], run, lambda a, b: True)[0] for run in runs[1:])
     assert together.width < 0.2 and 0.9 < apart.width < 1.1
 
 
@@ -105,7 +116,7 @@ def test_the_screen_and_json_agree(runs, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["config"] == {"optimizer.lr": [1.0, 2.0]} and told["seeds_equal"] and told["environment"] == {}
     assert told["curves"] == {"critic/score/mean": {"steps": [1, 2], "a": [0.1, 0.2], "b": [0.2, 0.4]}}
-    found = pairs.between(*map(run_logs.opened, runs), lambda a, b: np.array_equal(a.tokens, b.tokens))
+    found = compare.between(*map(run_logs.opened, runs), lambda a, b: np.array_equal(a.tokens, b.tokens))
     plain = [dataclasses.asdict(pair) | {"width_over_unpaired": pair.width} for pair in found]
     assert told["paired"] == json.loads(json.dumps(plain))
     assert commands.main(["compare", *map(str, runs), "--metric", "critic/score/mean"]) == 0
@@ -131,12 +142,6 @@ def test_it_has_seconds_tokens_a_second_and_staleness(tmp_path, capsys):
     assert commands.main(["compare", *folders, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["timed"]["timing_s/step"]["b"] == [50, 6, 6, 9] and "timing_s/step" not in told["curves"]
-
-
-def test_a_sparkline_has_the_shape_of_its_values():
-    assert compare.sparkline([0, 1, 2, 3, 4, 5, 6, 7], 0, 7) == "▁▂▃▄▅▆▇█"
-    assert compare.sparkline([2.0, 2.0], 2.0, 2.0) == "▅▅"
-    assert compare.sparkline(list(range(3200)), 0, 3199)[::31] == "▁█"
 
 
 def test_mistakes_and_runs_that_share_nothing_are_one_sentence(runs, tmp_path, capsys):

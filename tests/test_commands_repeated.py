@@ -12,7 +12,7 @@ from test_main_speculation import OURS
 from test_main_tail_batching import PARTIAL, VERIFIED
 
 from jaxrl_post.commands import repeated
-from jaxrl_post.telemetry import rollout_names, run_logs
+from jaxrl_post.runs import run_logs
 
 SMALL = ("--config.checkpoint.keep_last=99", "--config.eval.prompts=3", "--config.eval.every=2")
 MODES = {
@@ -51,7 +51,7 @@ def test_every_rollout_of_a_run_is_repeated(here, mode):  # noqa: F811
     assert go(here, f"--run-dir={folder}", *MODES[mode], *SMALL) == 0
     logs = run_logs.opened(folder)
     names = [
-        rollout_names.of(rollout.id, step)
+        run_logs.name_of(rollout.id, step)
         for step, group in run_logs.groups_of(logs, "train")
         for rollout in group.rollouts
     ]

@@ -16,9 +16,9 @@ from test_main_pipeline import FLAGS
 
 from jaxrl_post.commands import repeated, replay
 from jaxrl_post.launch import past_run
-from jaxrl_post.rewards import records
-from jaxrl_post.telemetry import rollout_log, rollout_names, run_logs
-from jaxrl_post.types import RolloutId
+from jaxrl_post.rewards import jobs
+from jaxrl_post.ring.types import RolloutId
+from jaxrl_post.runs import rollout_log, run_logs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_replayed_is_one_sentence(tmp_path, capsys):
     rollout_log.RolloutLog(tmp_path / "skipped").write(7, [])
     (tmp_path / "config.json").write_text("[]")
     assert replay.main([str(tmp_path), "--batch=7"]) == 1
-    assert "holds a list, not the config of a run" in capsys.readouterr().err
+    assert "config.json: must hold a JSON object, got a list" in capsys.readouterr().err
 
 
 # ---- a rollout again
@@ -104,11 +104,11 @@ def names(run):
     """Two rollouts of three versions or more, two of one version, and two of an evaluation."""
     logs = run_logs.opened(run)
     trained = [(step, rollout) for step, group in run_logs.groups_of(logs, "train") for rollout in group.rollouts]
-    count = {rollout_names.of(rollout.id, step): len(np.unique(rollout.versions)) for step, rollout in trained}
+    count = {run_logs.name_of(rollout.id, step): len(np.unique(rollout.versions)) for step, rollout in trained}
     several = [name for name, versions in count.items() if versions > 2]
     single = [name for name, versions in count.items() if versions == 1]
     (evaluation,) = [step for step in logs.steps("eval") if 0 < step < 7][:1]
-    tried = [rollout_names.of(id, evaluation) for id in rollout_log.ids(run / "evaluations" / "step_000003.npz")]
+    tried = [run_logs.name_of(id, evaluation) for id in rollout_log.ids(run / "evaluations" / "step_000003.npz")]
     return [*several[:1], *several[-1:], single[0], single[-1], tried[0], tried[-1]]
 
 
@@ -172,8 +172,8 @@ def test_planted_noise_of_another_seed_is_caught(run, names, monkeypatch):
 @pytest.mark.extended
 def test_planted_rewards_of_nothing_are_caught(run, names, monkeypatch):
     """Then the gradient is another one, and tokens after the next publish have other log-probs."""
-    sound = records.scored
-    monkeypatch.setattr(past_run.records, "scored", lambda group, found, _: sound(group, [NOTHING] * len(found)))
+    sound = jobs.scored_group
+    monkeypatch.setattr(past_run.jobs, "scored_group", lambda group, found, _: sound(group, [NOTHING] * len(found)))
     assert refused(run, names[0])
 
 
@@ -193,7 +193,7 @@ def test_where_checkpoints_were_pruned_the_earliest_step_is_named(run, names, tm
     logs = run_logs.opened(pruned)
     first = min(len(there), 2)
     name = next(
-        rollout_names.of(rollout.id, step)
+        run_logs.name_of(rollout.id, step)
         for step, group in run_logs.groups_of(logs, "train")
         for rollout in group.rollouts
         if first <= rollout.versions.min() < int(there[-2].name[5:])

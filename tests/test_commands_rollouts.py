@@ -13,7 +13,7 @@ import pytest
 from jaxrl_post import __main__ as commands
 from jaxrl_post.commands import rollouts
 from jaxrl_post.data import tokenizer
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +123,25 @@ def test_parquet_holds_the_same_rows(run, capsys, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
 
 
+def test_a_log_that_breaks_off_leaves_no_half_of_a_file(tmp_path):
+    pytest.importorskip("pyarrow.parquet")
+
+    def broken():
+        raise ValueError("damaged")
+        yield
+
+    with pytest.raises(ValueError, match="damaged"):
+        rollouts.write_parquet(tmp_path / "rows.parquet", broken())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_screen_shows_a_few_and_says_how_to_see_more(run, capsys, monkeypatch):
+    monkeypatch.setattr(rollouts, "SHOWN", 2)
+    assert commands.main(["rollouts", str(run)]) == 0
+    assert "2 rollouts; --limit=N shows more" in capsys.readouterr().out
+    assert len(asked(capsys, run)) == 4
+
+
 def test_parquet_without_pyarrow_is_one_sentence(run, capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert commands.main(["rollouts", str(run), f"--parquet={tmp_path / 'rows.parquet'}"]) == 1
@@ -140,6 +159,7 @@ def test_parquet_without_pyarrow_is_one_sentence(run, capsys, tmp_path, monkeypa
         (["--source=othr"], "--source='othr': no rollout has it; nearest is 'other'"),
         (["--min-reward=nan"], "'nan' must be a finite number"),
         (["--min-reward=2", "--max-reward=1"], "--min-reward=2 is above --max-reward=1"),
+        (["--limit=1", "--limit=2"], "--limit is given twice, with 1 and 2: leave one of them out"),
         (["--limit=0"], "'0' must be a whole number of at least 1"),
         (["--purpose=test"], "invalid choice: 'test'"),
         (["--json", "--parquet=x"], "two forms: name one"),

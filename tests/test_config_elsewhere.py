@@ -9,14 +9,14 @@ from config_arms import error
 
 from jaxrl_post import config
 from jaxrl_post.config import elsewhere, fields, reference
-from jaxrl_post.launch.command_line import RUN, parse
+from jaxrl_post.launch.command_line import parse, parser
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "coming_from.md"
 OPTIONS = {option.name for option in fields.options(config.Config)}
 
 
 def test_every_answer_names_options_or_flags_that_exist():
-    flags = {form.partition("=")[0] for form in RUN}
+    flags = {*parser().forms}
     found = list(elsewhere.known())
     assert len(found) > 150 and {one.framework for one in found} == {"verl", "TRL", "OpenRLHF"}
     for one in found:
@@ -30,7 +30,7 @@ def test_the_page_is_written_by_the_table():
     text = reference.coming_from()
     assert PAGE.read_text(encoding="utf-8") == text
     assert "| `optimizer.b2` | `0.95` | 0.999 | 0.999 |" in text
-    sections = dict(zip(("verl", "TRL", "OpenRLHF"), text.split("\n## ")[2:], strict=True))
+    sections = dict(zip(("verl", "TRL", "OpenRLHF"), text.split("\n## ")[3:], strict=True))
     for one in elsewhere.known():
         (row,) = [line for line in sections[one.framework].splitlines() if line.startswith(f"| {one.name} |")]
         assert row.count(" |") == 3 and one.note in row and all(f"`{name}`" in row for name in one.ours)

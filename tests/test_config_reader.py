@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 from config_arms import SUPERVISED, error, given
+from refusals import refused
 
 from jaxrl_post import config
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 
 def test_defaults_are_those_of_the_dataclasses():
@@ -118,8 +121,7 @@ def test_true_is_no_int():
 def test_an_unknown_key_inside_a_dict_override_is_found():
     out = given()
     out.engine = {"slot": 3}  # a locked ConfigDict takes it
-    with pytest.raises(ValueError, match="unknown name 'engine.slot'; nearest valid name is 'engine.slots'"):
-        config.resolve(out)
+    refused("unknown name 'engine.slot'; nearest valid name is 'engine.slots'", config.resolve, out)
     assert "is a section" in error("engine={'slots': 3}")
 
 
@@ -292,17 +294,14 @@ def test_a_relative_path_in_a_file_is_looked_for_beside_it_first(tmp_path, monke
 
 def test_files_that_are_none(tmp_path):
     path = write(tmp_path, "    return 3")
-    with pytest.raises(ValueError, match="get_config.. must return the ConfigDict .* got int"):
-        config.load(path)
-    with pytest.raises(ValueError, match="no such Python file; nearest is .*recipe.py"):
-        config.load(str(tmp_path / "recip.py"))
-    with pytest.raises(ValueError, match="no such Python file; nearest is .*recipe.py"):
-        config.load(str(tmp_path / "recipe"))
-    with pytest.raises(ValueError, match="no such Python file$"):
-        config.load(str(tmp_path / "nowhere" / "x.py"))
+    refused("get_config.. must return the ConfigDict .* got int", config.load, path)
+    refused("no such Python file; nearest is .*recipe.py", config.load, str(tmp_path / "recip.py"))
+    refused("no such Python file; nearest is .*recipe.py", config.load, str(tmp_path / "recipe"))
+    refused("no such Python file$", config.load, str(tmp_path / "nowhere" / "x.py"))
+    with pytest.raises(ValueError, match="no such Python file; nearest is .*configs/demo/tail_batching.py"):
+        config.load(str(CONFIGS / "demo_tail_batchin.py"))
     (tmp_path / "empty.py").write_text("")
-    with pytest.raises(ValueError, match="has no attribute 'get_config'"):
-        config.load(str(tmp_path / "empty.py"))
+    refused("has no attribute 'get_config'", config.load, str(tmp_path / "empty.py"))
 
 
 @pytest.mark.parametrize(
@@ -334,15 +333,41 @@ def test_an_override_of_any_kind_is_one_sentence_of_bounded_length(override, wor
 )
 def test_a_config_file_that_ends_python_is_one_sentence(tmp_path, text, words):
     (tmp_path / "given.py").write_text(text)
-    with pytest.raises(ValueError, match=words):
-        config.load(str(tmp_path / "given.py"))
+    refused(words, config.load, str(tmp_path / "given.py"))
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    {
+        "demo_tail_batching.py": "demo/tail_batching.py",
+        "demo_ppo.py": "demo/ppo.py",
+        "demo_sft.py": "demo/sft.py",
+        "judge_sft.py": "demo/judge_sft.py",
+        "nucleus.py": "demo/nucleus.py",
+        "ppo.py": "recipes/ppo.py",
+        "deepseek_v3_2.py": "recipes/deepseek_v3_2.py",
+        "stories.py": "models/stories.py",
+        "gsm8k_qwen2_5_7b.py:v5e-16": "models/gsm8k_qwen2_5_7b.py:v5e-16",
+    }.items(),
+)
+def test_a_config_opens_under_the_name_that_it_had_in_the_last_release(old, new, capsys, monkeypatch):
+    monkeypatch.chdir(CONFIGS)
+    assert config.load(new) == config.load(str(CONFIGS / new)) and not capsys.readouterr().err
+    for asked in (old, str(CONFIGS / old)):
+        assert config.load(asked) == config.load(new)
+        said = capsys.readouterr()
+        assert not said.out and said.err.count("\n") == 1 and f"{new.partition(':')[0]};" in said.err
+
+
+def test_no_other_folder_has_names_of_the_last_release(tmp_path):
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "dpo.py").write_bytes((CONFIGS / "demo" / "dpo.py").read_bytes())
+    refused("no such Python file$", config.load, str(tmp_path / "demo_dpo.py"))
 
 
 def test_a_config_file_is_read_as_it_is_now(tmp_path):
     """Python's cache of compiled files knows a text by its second and its size."""
     for words in ("raise StopIteration", "raise SystemExit(0)"):
         (tmp_path / "given.py").write_text(words)
-        with pytest.raises(ValueError, match="StopIteration" if "Stop" in words else "ends Python"):
-            config.load(str(tmp_path / "given.py"))
-    with pytest.raises(ValueError, match="no such Python file"):
-        config.load("a" * 5000)
+        refused("StopIteration" if "Stop" in words else "ends Python", config.load, str(tmp_path / "given.py"))
+    refused("no such Python file", config.load, "a" * 5000)

@@ -1,4 +1,4 @@
-"""The options as text: the page is the schema's, the help names every option, and readers are found where they are."""
+"""The options as text: the page is the schema's, the help names every option."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_post import config
-from jaxrl_post.config import fields, readers, reference
+from jaxrl_post.config import fields, reference
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONS = [*fields.options(config.Config)]
@@ -41,12 +41,12 @@ def test_the_page_has_every_option_with_all_that_is_known_of_it(page):
     lines = page.splitlines()
     for option in OPTIONS:
         (row,) = [line for line in lines if line.startswith(f"| `{option.name}` |")]
-        assert row.count(" |") == 7 and option.about.doc in row and f"`{option.default!r}`" in row
+        assert row.count(" |") == 6 and option.about.doc in row and f"`{option.default!r}`" in row
     (lane,) = [line for line in lines if "`scheduler.lane`" in line and line.startswith("|")]
     assert lane == (
         "| `scheduler.lane` | float | `0.0` | 0.0 to 1.0 | share of the surplus | How much of the surplus goes to a long round at "
         "once, where past rollouts of the prompt were long. This saves tokens, and not always time. Read only where "
-        "scheduler.name is 'tail_batching'. | scheduler.registry |"
+        "scheduler.name is 'tail_batching'. |"
     )
     (width,) = [line for line in lines if line.startswith("| `engine.row_sizes`")]
     assert "| list of int | `(64, 128)` | | rows |" in width
@@ -117,38 +117,3 @@ def test_help_on_another_frameworks_name_is_answered():
         ValueError, match="--help rollout.n: no such section; verl's .*rollout.n is scheduler.group_size here; "
     ):
         reference.help_on(["--help", "rollout.n"], "")
-
-
-def test_every_option_has_a_reader():
-    found = readers.readers()
-    assert set(found) == {option.name for option in OPTIONS}
-    assert not [name for name, modules in found.items() if not modules]
-
-
-PLANTED = {
-    "a.py": "from jaxrl_post import config\ndef f(given: config.Config):\n    s, e = given.scheduler, given.engine\n"
-    "    return s.lane + e.slots\n",
-    "b.py": "from jaxrl_post.config import AlgorithmConfig\nclass R:\n    algorithm: AlgorithmConfig\n"
-    "    def g(self): return self.algorithm.gamma\n"
-    "class Other:\n    def __init__(self, algorithm: AlgorithmConfig): self._a = algorithm\n    def h(self): return self._a.tau_pos\n",
-    "c.py": "def f(config): return config.replicas\ndef g(engine): return engine.pages\n",
-    "d.py": "from elsewhere import BatchConfig\ndef f(batch: BatchConfig): return batch.rows\n",
-}
-
-
-def test_readers_are_found_by_the_types_of_names(tmp_path):
-    """By parameter, by several names at once, by field, by attribute, and through a derived value; a name alone is nothing."""
-    for name, text in PLANTED.items():
-        (tmp_path / name).write_text(text)
-    (tmp_path / "config").mkdir()
-    for file in readers.PACKAGE.glob("config/*.py"):
-        (tmp_path / "config" / file.name).write_text(file.read_text())
-    found = {name: modules for name, modules in readers.readers(package=tmp_path).items() if modules}
-    assert found == {
-        "mesh.engine_tensor": ["c"],
-        "scheduler.lane": ["a"],
-        "engine.slots": ["a"],
-        "algorithm.gamma": ["b"],
-        "algorithm.tau_pos": ["b"],
-        **{f"mesh.{name}": ["c"] for name in ("data", "fsdp", "tensor", "engine")},
-    }

@@ -18,17 +18,18 @@ import pytest
 from config_arms import DISTILL, GKD, PAIRS, PIPE, REWARD_MODEL, SUPERVISED, TAIL, given
 
 from jaxrl_post import config as configs
-from jaxrl_post import loop, simulate
 from jaxrl_post.algorithms import credit
-from jaxrl_post.algorithms.kl_controller import KlController
+from jaxrl_post.algorithms.kl_estimators import KlController
 from jaxrl_post.config import fields
+from jaxrl_post.models import layer_loop
 from jaxrl_post.parallel import mesh
+from jaxrl_post.ring import loop
+from jaxrl_post.ring.types import Finish
 from jaxrl_post.scheduler.decision_log import Recorder
-from jaxrl_post.sim import settings
+from jaxrl_post.simulate import settings, simulation
 from jaxrl_post.trainer import packing, programs
 from jaxrl_post.trainer.old_logprobs import OldLogprobs
 from jaxrl_post.trainer.update_gate import Gate
-from jaxrl_post.types import Finish
 
 STEP, LIMIT, ROWS, TOKENS = 3, 20, 8, 32
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -193,7 +194,7 @@ def scored(monkeypatch):
 def _recipe(algorithm: configs.AlgorithmConfig) -> programs.Recipe:
     """Settings of a loss whose log-probs are given."""
     how = dict(temperature=1.0, head_chunk=8, dtype=jnp.float32, sums=jnp.float32, mesh=mesh.make_mesh(1, 1, 1))
-    how |= dict(remat=None, scan=False, row_major=False, paired=False, placed=False, split=False)
+    how |= dict(loop=layer_loop.LayerLoop(), split=False)
     own = programs.Recipe(model=made_groups.MODEL, algorithm=algorithm, **how)
     return dataclasses.replace(own, teacher=own) if algorithm.loss_mode == "gkd" else own
 
@@ -208,22 +209,16 @@ def _effect(config: configs.Config) -> list:
     credits, found = credit.assign(groups, a, max_tokens=LIMIT, **given)
     trained, controller = credit.trained(groups, a), KlController(a)
     controller.update(found.kls)
-    how = dict(rows=ROWS, tokens=TOKENS, critic=a.needs_critic, marks=a.marks)
-    (batch,), _ = packing.pack(
-        trained,
-        credits,
-        old_logprobs=old.for_loss(ROLLOUTS),
-        ref_logprobs=REFERENCE if a.needs_reference else None,
-        corrected=a.corrects_rollouts,
-        prox_weights=old.prox_weights(ROLLOUTS, STEP),
-        **how,
-    )
-    (placed,), _ = packing.pack(trained, credits, old_logprobs=POLICY, corrected=a.corrects_rollouts, **how)
+    leaves = {"corrections": a.corrects_rollouts, "values": a.needs_critic, "returns": a.needs_critic}
+    leaves = [name for name, there in leaves.items() if there]
+    how = dict(rows=ROWS, tokens=TOKENS, leaves=[*leaves, *a.marks])
+    given = old.leaves(ROLLOUTS, STEP) | ({"ref_logprobs": REFERENCE} if a.needs_reference else {})
+    (batch,), _ = packing.pack(trained, credits, given=given, **how)
+    (placed,), _ = packing.pack(trained, credits, given={"old_logprobs": POLICY}, **how)
     policy, batch = jnp.asarray(placed.old_logprobs), jax.tree.map(jnp.asarray, batch)
-    total, (count, *_) = programs.numerator(policy, batch, _recipe(a))
-    per_token, _ = programs.losses.LOSSES[a.loss_mode](
-        policy, batch.old_logprobs, batch.advantages, batch.loss_mask, batch.segment_ids, a
-    )
+    total, (counted, _) = programs.numerator(policy, batch, _recipe(a))
+    terms = programs.losses.Terms(policy, batch.old_logprobs, batch.advantages, batch.loss_mask, batch.segment_ids, a)
+    per_token, _ = programs.losses.LOSSES[a.loss_mode](terms)
     gate = Gate(a.min_ess, a.max_rollout_kl)
     known = ROLLOUTS if old.compared else ()
     pairs = [(OLD[r.id][r.sampled], r.logprobs[r.sampled]) for r in known if r.sampled.any()]
@@ -231,7 +226,7 @@ def _effect(config: configs.Config) -> list:
     versions = [np.full(1, -1 if stale else STEP)]
     return [
         float(total),
-        int(count),
+        int(counted.count),
         np.asarray(per_token * batch.loss_mask).tobytes(),
         gate.lets(pairs, versions, STEP),
         controller.value,
@@ -320,13 +315,13 @@ APART = ("filter_metric", "name", "lend", "interleave", "max_waves", "auto_histo
 
 def _decisions(given: settings.Simulation) -> list[str]:
     lines: list[str] = []
-    made = simulate.assemble(given)
+    made = simulation.assemble(given)
     steps = given.rounds * given.scheduler.updates
     made.scheduler = Recorder(made.scheduler, lines.append)
-    ring = simulate.tallied(made)
-    simulate.listen(ring, made, [])
-    loop.run(ring, made.engine, made.scheduler, made.rewards, made.learner, simulate.publish, steps)
-    return [*lines, str(simulate.figures(made.tally.rounds, made.tally.counts))]
+    ring = simulation.tallied(made)
+    simulation.listen(ring, made, [])
+    loop.run(ring, made.engine, made.scheduler, made.rewards, made.learner, simulation.publish, steps)
+    return [*lines, str(simulation.figures(made.tally.rounds, made.tally.counts))]
 
 
 def test_the_walk_sets_every_option_of_the_scheduler():

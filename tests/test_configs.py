@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_post import main
-from jaxrl_post.telemetry import metrics
+from jaxrl_post.runs import metric_rows
 
 # README's config trains in the first tier (test_docs.py)
 pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
@@ -25,28 +25,28 @@ SHORT = (
 
 
 PRESETS = {  # with what makes two steps of theirs short
-    "grpo": (),
-    "dr_grpo": (),
-    "dapo": (),
-    "reinforce_plus_plus": (),
-    "gspo": ("--config.scheduler.mini_batches=2",),
-    "cispo": ("--config.scheduler.mini_batches=2",),
-    "sapo": ("--config.scheduler.mini_batches=1",),
-    "remax": (),
-    "gmpo": ("--config.scheduler.mini_batches=2",),
-    "dppo": ("--config.scheduler.mini_batches=2",),
-    "dro": ("--config.scheduler.mini_batches=2",),
-    "clip_cov": ("--config.scheduler.mini_batches=2",),
-    "kl_cov": ("--config.scheduler.mini_batches=2",),
-    "high_entropy": (),
-    "deepseek_v3_2": ("--config.scheduler.mini_batches=2",),
-    "vapo": ("--config.critic.warmup_steps=1",),
-    "gdpo": (),
-    "rae": (),
-    "otb": (),
-    "demo_ppo": ("--config.critic.warmup_steps=1",),
-    "ppo": ("--config.critic.warmup_steps=1", "--config.scheduler.mini_batches=1"),
-    "ppo_value_head": ("--config.critic.warmup_steps=1",),
+    "recipes/grpo": (),
+    "recipes/dr_grpo": (),
+    "recipes/dapo": (),
+    "recipes/reinforce_plus_plus": (),
+    "recipes/gspo": ("--config.scheduler.mini_batches=2",),
+    "recipes/cispo": ("--config.scheduler.mini_batches=2",),
+    "recipes/sapo": ("--config.scheduler.mini_batches=1",),
+    "recipes/remax": (),
+    "recipes/gmpo": ("--config.scheduler.mini_batches=2",),
+    "recipes/dppo": ("--config.scheduler.mini_batches=2",),
+    "recipes/dro": ("--config.scheduler.mini_batches=2",),
+    "recipes/clip_cov": ("--config.scheduler.mini_batches=2",),
+    "recipes/kl_cov": ("--config.scheduler.mini_batches=2",),
+    "recipes/high_entropy": (),
+    "recipes/deepseek_v3_2": ("--config.scheduler.mini_batches=2",),
+    "recipes/vapo": ("--config.critic.warmup_steps=1",),
+    "recipes/gdpo": (),
+    "recipes/rae": (),
+    "recipes/otb": (),
+    "demo/ppo": ("--config.critic.warmup_steps=1",),
+    "recipes/ppo": ("--config.critic.warmup_steps=1", "--config.scheduler.mini_batches=1"),
+    "recipes/ppo_value_head": ("--config.critic.warmup_steps=1",),
 }
 
 
@@ -60,26 +60,26 @@ def test_preset_runs(name, tmp_path):
     "name",
     [
         "demo",
-        "demo_curriculum",
-        "demo_mixed",
-        "demo_judge",
-        "demo_sft",
-        "judge_sft",
-        "demo_dpo",
-        "demo_ipo",
-        "demo_sharded",
-        "demo_shuffled",
-        "nucleus",
+        "demo/curriculum",
+        "demo/mixed",
+        "demo/judge",
+        "demo/sft",
+        "demo/judge_sft",
+        "demo/dpo",
+        "demo/ipo",
+        "demo/sharded",
+        "demo/shuffled",
+        "demo/nucleus",
         "own",
     ],
 )
 def test_config_runs(name, tmp_path):
-    size = {"demo_sft": 1, "judge_sft": 1, "demo_dpo": 2, "demo_ipo": 2}.get(name)
+    size = {"demo/sft": 1, "demo/judge_sft": 1, "demo/dpo": 2, "demo/ipo": 2}.get(name)
     more = (f"--config.scheduler.group_size={size}", "--config.optimizer.warmup_steps=1") if size else ()
     _runs(name, tmp_path, *more)
 
 
-@pytest.mark.parametrize("name", ["demo_distill", "demo_distill_start"])
+@pytest.mark.parametrize("name", ["demo/distill", "demo/distill_start"])
 def test_distillation_runs(name, tmp_path):
     (tmp_path / "rows.jsonl").write_text(
         "".join(
@@ -87,26 +87,26 @@ def test_distillation_runs(name, tmp_path):
         )
     )
     start = (f"--config.data.train={tmp_path / 'rows.jsonl'}", "--config.optimizer.warmup_steps=1")
-    more = start if name == "demo_distill_start" else ()
+    more = start if name == "demo/distill_start" else ()
     teacher = f"--config.teacher.path={CONFIGS / 'demo_policy'}"
     _runs(name, tmp_path, "--config.scheduler.group_size=1", teacher, *more)
 
 
-@pytest.mark.parametrize("name", ["conversations_sft", "sft"])
+@pytest.mark.parametrize("name", ["demo/conversations_sft", "sft"])
 def test_rows_are_trained_on(name, tmp_path):
     assert main.main([f"--config={CONFIGS / name}.py", f"--run-dir={tmp_path / 'run'}"]) == 0
     losses = [
-        row["actor/pg_loss"] for row in metrics.read(tmp_path / "run" / "metrics.jsonl") if "actor/pg_loss" in row
+        row["actor/pg_loss"] for row in metric_rows.read(tmp_path / "run" / "metrics.jsonl") if "actor/pg_loss" in row
     ]
     assert len(losses) == 8 and losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("name", ["demo_tail_batching", "demo_rollpacker", "demo_partial"])
+@pytest.mark.parametrize("name", ["demo/tail_batching", "demo/rollpacker", "demo/partial"])
 def test_races_run(name, tmp_path):
-    _runs(name, tmp_path, *(["--config.scheduler.stream=2"] if name == "demo_partial" else []))
+    _runs(name, tmp_path, *(["--config.scheduler.stream=2"] if name == "demo/partial" else []))
 
 
-@pytest.mark.parametrize("name", ["stories", "stories_sharded"])
+@pytest.mark.parametrize("name", ["models/stories", "models/stories_sharded"])
 def test_stories_runs(name, data_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("JAXRL_DATA", str(data_dir))
     _runs(name, tmp_path, "--config.eval.at=[1]")
@@ -114,7 +114,7 @@ def test_stories_runs(name, data_dir, tmp_path, monkeypatch):
 
 def _runs(name: str, folder: Path, *more: str) -> None:
     assert main.main([f"--config={CONFIGS / name}.py", f"--run-dir={folder / 'run'}", *SHORT, *more]) == 0
-    rows = metrics.read(folder / "run" / "metrics.jsonl")
+    rows = metric_rows.read(folder / "run" / "metrics.jsonl")
     steps = [row for row in rows if "actor/grad_norm" in row]
     assert [row["step"] for row in steps] == [1, 2]
     assert all(0 <= row["actor/grad_norm"] < 1e6 for row in steps)

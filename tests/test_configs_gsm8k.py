@@ -1,4 +1,4 @@
-"""configs/gsm8k_qwen2_5_0_5b.py on a Qwen2 checkpoint of two small layers: real rows, template and scorers."""
+"""configs/models/gsm8k_qwen2_5_0_5b.py on a Qwen2 checkpoint of two small layers: real rows, template and scorers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxrl_post import config, main
 from jaxrl_post.data import tokenizer
 from jaxrl_post.models import hf
 from jaxrl_post.models.presets import PRESETS
-from jaxrl_post.telemetry import metrics, rollout_log
+from jaxrl_post.runs import metric_rows, rollout_log
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -36,7 +36,7 @@ def test_two_steps_on_real_rows(data_dir, tmp_path, monkeypatch):
     assert hf.read_config(model / "config.json") == SHAPE and "Qwen2ForCausalLM" in (model / "config.json").read_text()
     monkeypatch.setenv("JAXRL_MODELS", str(model.parent))
     monkeypatch.setenv("JAXRL_DATA", str(data_dir))
-    file, run = ROOT / "configs" / "gsm8k_qwen2_5_0_5b.py", tmp_path / "run"
+    file, run = ROOT / "configs" / "models/gsm8k_qwen2_5_0_5b.py", tmp_path / "run"
     (tmp_path / "reward.py").write_text(show.REWARD)
     paid = ["jaxrl_post.rewards.math:strict", "jaxrl_post.rewards.math:flexible", f"{tmp_path / 'reward.py'}:odd"]
     flags = [f"--config.{one}" for one in (*show.SMALL, f"reward.functions={paid}", "reward.weights=[1.0, 0.0, 0.1]")]
@@ -44,7 +44,7 @@ def test_two_steps_on_real_rows(data_dir, tmp_path, monkeypatch):
 
     words = tokenizer.load(model)
     assert [words.model.id_to_token(i) for i in words.eos_ids] == ["<|im_end|>", "<|endoftext|>"]
-    steps = [row for row in metrics.read(run / "metrics.jsonl") if "actor/grad_norm" in row]
+    steps = [row for row in metric_rows.read(run / "metrics.jsonl") if "actor/grad_norm" in row]
     assert len(steps) == 2 and all(row["actor/grad_norm"] > 0 and row["reward/unscored"] == 0 for row in steps)
     asked = {
         row["question"]: row["answer"]
@@ -62,13 +62,13 @@ def test_two_steps_on_real_rows(data_dir, tmp_path, monkeypatch):
 
 def test_the_config_without_the_model_is_one_sentence(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("JAXRL_MODELS", str(tmp_path))
-    assert main.main([f"--config={ROOT / 'configs' / 'gsm8k_qwen2_5_0_5b.py'}", "--dry-run"]) == 1
+    assert main.main([f"--config={ROOT / 'configs' / 'models/gsm8k_qwen2_5_0_5b.py'}", "--dry-run"]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "Qwen2.5-0.5B-Instruct" in said, said
 
 
 def test_the_recipe_holds_what_its_docstring_says():
-    c = config.resolve(config.load(str(ROOT / "configs" / "gsm8k_qwen2_5_0_5b.py")))
+    c = config.resolve(config.load(str(ROOT / "configs" / "models/gsm8k_qwen2_5_0_5b.py")))
     assert c.rollouts_per_step == 128 * 8 and c.algorithm.adv_estimator == "grpo" and c.algorithm.kl_loss_coef == 0
     assert c.engine.max_length - c.sampling.max_tokens == 512 == c.sampling.max_tokens
     assert c.steps == 3 * 7473 // 128 - 1

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from jaxrl_post.data import chat
 from jaxrl_post.data.chat import Chat
@@ -39,10 +40,8 @@ def test_verls_real_template(data_dir):
     template = chat.load(data_dir / "verl-tiny-llama")
     assert template.render(USER) == "1,2:"
     assert template.render([*USER, {"role": "assistant", "content": "3"}, *USER]) == "1,2:31,2:"
-    with pytest.raises(ValueError, match="refuses the messages: System role not supported"):
-        template.render([{"role": "system", "content": "x"}])
-    with pytest.raises(ValueError, match="must alternate"):
-        template.render(USER + USER)
+    refused("refuses the messages: System role not supported", template.render, [{"role": "system", "content": "x"}])
+    refused("must alternate", template.render, USER + USER)
 
 
 def test_chatml_with_generation_marks():
@@ -67,10 +66,8 @@ def test_the_environment_is_that_of_transformers():
     assert render("{{ strftime_now('%d %b %Y') }}") == "26 Jul 2024"
     assert render("{{ tools is none }}{{ messages[0].content }}") == "True1,2:"
     for text in ("{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}", "{{ messages[0].pop('role') }}"):
-        with pytest.raises(ValueError, match="chat template refuses"):
-            render(text)
-    with pytest.raises(ValueError, match="chat template refuses"):
-        render("{% if %}")
+        refused("chat template refuses", render, text)
+    refused("chat template refuses", render, "{% if %}")
 
 
 def test_where_the_template_comes_from(tmp_path):
@@ -85,8 +82,7 @@ def test_where_the_template_comes_from(tmp_path):
     )
     assert chat.load(tmp_path).render(USER) == "d</s>"
     settings(chat_template=[{"name": "tool_use", "template": "t"}])
-    with pytest.raises(ValueError, match="no 'default'"):
-        chat.load(tmp_path)
+    refused("no 'default'", chat.load, tmp_path)
     (tmp_path / "chat_template.jinja").write_text("file")
     assert chat.load(tmp_path).render(USER) == "file"
 
@@ -107,9 +103,8 @@ def test_a_template_that_needs_too_much_is_refused_and_the_next_one_renders(text
     template = Chat(template="{% if messages[0].content == 'x' %}" + text + "{% else %}fine{% endif %}")
     if "{{((" in text:  # no part of it is compiled
         template = Chat(template=text)
-    with pytest.raises(ValueError, match=words) as caught:
-        template.render([{"role": "user", "content": "x"}])
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    caught = refused(words, template.render, [{"role": "user", "content": "x"}])
+    assert len(caught) < 500
     if "{{((" not in text:
         assert template.render(USER) == "fine"
     template.close()
@@ -122,8 +117,7 @@ def test_a_template_without_end_is_stopped_by_its_cpu_time_and_replaced():
     assert template.render(USER) == "fine"
     first = template._process._child.pid
     begun = time.monotonic()
-    with pytest.raises(ValueError, match="takes more than 4 s of CPU time|takes more than 9 s"):
-        template.render([{"role": "user", "content": "x"}])
+    refused("takes more than 4 s of CPU time|takes more than 9 s", template.render, [{"role": "user", "content": "x"}])
     assert time.monotonic() - begun < 10
     assert template.render(USER) == "fine" and template._process._child.pid != first
     template.close()
@@ -151,9 +145,7 @@ def test_a_template_sees_no_environment_and_its_process_ends_with_it(monkeypatch
 )
 def test_settings_that_are_no_template_are_one_sentence(tmp_path, settings, words):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match=f"tokenizer_config.json: .*{words}"):
-        chat.load(tmp_path)
+    refused(f"tokenizer_config.json: .*{words}", chat.load, tmp_path)
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="chat_template.jinja: is no UTF-8 text"):
-        chat.load(tmp_path)
+    refused("chat_template.jinja: is no UTF-8 text", chat.load, tmp_path)

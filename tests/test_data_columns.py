@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from refusals import refused
 
 from jaxrl_post.data import prompts
 from jaxrl_post.data.columns import Columns
@@ -71,8 +72,7 @@ def test_the_other_keys_of_an_object_that_a_mapping_reads_are_kept():
 
 
 def test_rows_of_preferences_are_named():
-    with pytest.raises(ValueError, match="f, line 1: is a row of preferences"):
-        row({"chosen": ASKED, "rejected": ASKED}, format="trl")
+    refused("f, line 1: is a row of preferences", row, {"chosen": ASKED, "rejected": ASKED}, format="trl")
 
 
 def test_a_template_is_for_the_user_s_last_word():

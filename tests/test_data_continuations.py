@@ -12,8 +12,8 @@ import word_kinds
 from jaxrl_post.data import tokenizer
 from jaxrl_post.data.continuations import Pieces
 from jaxrl_post.engine.host.sequence import SequenceState
-from jaxrl_post.serve.running_text import RunningText
-from jaxrl_post.types import Finish, Sampling
+from jaxrl_post.ring.types import Finish, Sampling
+from jaxrl_post.serve.forms import RunningText
 
 
 def rest(words, before, ids, **how):

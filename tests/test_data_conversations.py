@@ -7,8 +7,9 @@ import json
 import mask_arms
 import pytest
 from mask_arms import say
+from refusals import refused
 
-from jaxrl_post.data import conversations, tokenizer
+from jaxrl_post.data import supervised, tokenizer
 from jaxrl_post.data.chat import Chat
 from jaxrl_post.data.columns import Columns
 
@@ -29,21 +30,21 @@ def chat(request):
 
 def read(*talks, **columns):
     return [
-        conversations.row(f"f.jsonl, line {i}", {"messages": list(talk)}, Columns(**columns))
+        supervised.conversation_row(f"f.jsonl, line {i}", {"messages": list(talk)}, Columns(**columns))
         for i, talk in enumerate(talks)
     ]
 
 
 @pytest.mark.parametrize("name, chat", mask_arms.TEMPLATES.items(), indirect=["chat"])
 def test_tokens_and_masks_are_those_of_transformers(name, chat, words):
-    found = [conversations.masked(talk, words, chat, 999) for talk in mask_arms.CONVERSATIONS]
+    found = [supervised.masked(talk, words, chat, 999) for talk in mask_arms.CONVERSATIONS]
     assert [[ids, list(map(int, mask))] for ids, mask in found] == WANTED["masks"][name]
     assert all(0 < sum(mask) < len(mask) for _, mask in found)
 
 
 @pytest.mark.parametrize("chat", [mask_arms.HEADERS], indirect=True)
 def test_a_conversation_is_cut_into_prompt_turns_and_what_lies_between(chat, words):
-    prompts, taught = conversations.tokenised(
+    prompts, taught = supervised.tokenised_conversations(
         read(*mask_arms.CONVERSATIONS), words, chat=chat, limit=99, most=99, where="f"
     )
     for prompt, (ids, mask) in zip(prompts, WANTED["masks"]["headers"], strict=True):
@@ -57,7 +58,7 @@ def test_a_conversation_is_cut_into_prompt_turns_and_what_lies_between(chat, wor
 
 @pytest.mark.parametrize("chat", ["{% generation %}{{ messages[0].content }}{% endgeneration %}"], indirect=True)
 def test_a_first_token_has_nothing_before_it(chat, words):
-    (prompt,), taught = conversations.tokenised(
+    (prompt,), taught = supervised.tokenised_conversations(
         read([say("assistant", "numbers add")]), words, chat=chat, limit=9, most=99, where="f"
     )
     whole = words.encode("numbers add", special=False)
@@ -82,16 +83,15 @@ MACRO = "{% macro say() %}b{% generation %}a{% endgeneration %}{% endmacro %}{{ 
 )
 def test_what_is_refused_with_one_sentence(chat, row, why, words):
     with pytest.raises(ValueError, match=why) as caught:
-        rows = [conversations.row("f.jsonl, line 1", row, Columns())]
-        conversations.tokenised(rows, words, chat=chat, limit=20, most=20, where="f")
+        rows = [supervised.conversation_row("f.jsonl, line 1", row, Columns())]
+        supervised.tokenised_conversations(rows, words, chat=chat, limit=20, most=20, where="f")
     assert "\n" not in str(caught.value)
 
 
 def test_without_a_template_or_places_there_is_no_mask(words):
     talk = mask_arms.CONVERSATIONS[0]
-    with pytest.raises(ValueError, match="no chat template"):
-        conversations.masked(talk, words, None, 99)
+    refused("no chat template", supervised.masked, talk, words, None, 99)
     pieces = (b"<unk>", b"<s>", b"</s>", *(b"<0x%02X>" % i for i in range(256)))
     bytes_ = tokenizer.Llama2cTokenizer(pieces=pieces, scores=(0.0,) * 259, ids={p: i for i, p in enumerate(pieces)})
     with pytest.raises(ValueError, match=r"llama2\.c vocabulary does not say where"):
-        conversations.masked(talk, bytes_, Chat(template=mask_arms.CHATML), 99)
+        supervised.masked(talk, bytes_, Chat(template=mask_arms.CHATML), 99)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import word_kinds
+from refusals import refused
 
 from jaxrl_post.data import ends, tokenizer
-from jaxrl_post.types import MOST_ENDS, Sampling
+from jaxrl_post.ring.types import MOST_ENDS, Sampling
 
 WORDS = tokenizer._built(word_kinds.made("byte_level"), (), None)  # <unk> 0, <s> 1, </s> 2, <think> 3
 
@@ -34,11 +35,9 @@ def test_a_special_token_beside_other_text_is_refused_with_its_id(text):
 
 def test_too_many_ends_are_refused():
     law = Sampling(stop_strings=("</s>",), eos_ids=tuple(range(3, 3 + MOST_ENDS)))
-    with pytest.raises(ValueError, match=f"at most {MOST_ENDS} together"):
-        ends.with_special_stops(law, WORDS)
+    refused(f"at most {MOST_ENDS} together", ends.with_special_stops, law, WORDS)
 
 
 @pytest.mark.parametrize("text", ["", "\ufffd", "a\ufffd"])
 def test_an_empty_or_broken_stop_string_is_refused_everywhere(text):
-    with pytest.raises(ValueError, match="at least 1 character, without U.FFFD"):
-        Sampling(stop_strings=("a", text))
+    refused("at least 1 character, without U.FFFD", Sampling, stop_strings=("a", text))

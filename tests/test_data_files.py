@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from jaxrl_post.data import chat, files, prompts
 from jaxrl_post.data.columns import Columns
@@ -95,8 +96,7 @@ def test_values_of_a_program_become_what_json_has():
     got = files.plain("row 1", row)
     assert got == {"a": 3, "b": [0, 1], "c": [1, None], "d": {"e": "2026-01-02", "f": True}}
     assert type(got["a"]) is int
-    with pytest.raises(ValueError, match="row 1, column 'a': holds a complex"):
-        files.plain("row 1", {"a": 1j})
+    refused("row 1, column 'a': holds a complex", files.plain, "row 1", {"a": 1j})
 
 
 def test_a_bad_row_of_parquet_is_named(tmp_path):
@@ -105,16 +105,13 @@ def test_a_bad_row_of_parquet_is_named(tmp_path):
     with pytest.raises(ValueError, match="rows.parquet, row 4, column 'prompt': must be a text or a list of messages"):
         prompts.read(tmp_path / "rows.parquet")
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "rows.parquet").read_bytes()[:-9])
-    with pytest.raises(ValueError, match="cut.parquet, after row 0: no whole Parquet file") as caught:
-        prompts.read(tmp_path / "cut.parquet")
-    assert "\n" not in str(caught.value)
+    refused("cut.parquet, after row 0: no whole Parquet file", prompts.read, tmp_path / "cut.parquet")
 
 
 def test_without_pyarrow_it_is_one_sentence(tmp_path, monkeypatch):
     (tmp_path / "rows.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ValueError, match=r"needs pyarrow: pip install 'jaxrl_post\[parquet\]'"):
-        list(files.objects(tmp_path / "rows.parquet"))
+    refused(r"needs pyarrow: pip install 'jaxrl_post\[parquet\]'", list, files.objects(tmp_path / "rows.parquet"))
 
 
 def test_every_flipped_bit_of_parquet_is_read_or_refused_in_one_sentence(tmp_path):
@@ -144,5 +141,4 @@ def test_every_flipped_bit_of_parquet_is_read_or_refused_in_one_sentence(tmp_pat
 )
 def test_a_line_that_json_could_not_say_is_named(tmp_path, line, words):
     (tmp_path / "rows.jsonl").write_bytes(b'{"prompt": "1", "answer": "1"}\n' * 2000 + line)
-    with pytest.raises(ValueError, match=f"rows.jsonl, line 2001: .*{words}"):
-        prompts.read(tmp_path / "rows.jsonl")
+    refused(f"rows.jsonl, line 2001: .*{words}", prompts.read, tmp_path / "rows.jsonl")

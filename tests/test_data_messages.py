@@ -9,8 +9,9 @@ import datetime
 import json
 
 import pytest
+from refusals import refused
 
-from jaxrl_post.data import conversations, duplicates, preferences, prompts, supervised
+from jaxrl_post.data import duplicates, preferences, prompts, supervised
 from jaxrl_post.data.chat import Chat, load
 from jaxrl_post.data.columns import Columns
 from jaxrl_post.data.tokenizer import characters
@@ -160,8 +161,7 @@ def test_a_begun_turn_of_the_assistant_is_continued(chat):
     assert trimming.render([ASK, {"role": "assistant", "content": "It is  "}]) == "<u>2+3?~<a>It is"
     with pytest.raises(ValueError, match="leaves out or changes a part of it"):
         Chat(template="{{ messages[0].content }}").render(begun)
-    with pytest.raises(ValueError, match="has no content that could be continued"):
-        chat.render([ASK, {"role": "assistant", "tool_calls": []}])
+    refused("has no content that could be continued", chat.render, [ASK, {"role": "assistant", "tool_calls": []}])
 
 
 def test_messages_written_as_a_text_are_messages(chat):
@@ -201,15 +201,13 @@ def test_an_array_and_a_byte_order_mark_are_read(tmp_path):
             (tmp_path / "r.json").write_text(mark + text, encoding="utf-8")
             assert [row["answer"] for row in prompts.read(tmp_path / "r.json")] == ["5", "6"]
     (tmp_path / "r.json").write_text(json.dumps([rows[0], [1]]))
-    with pytest.raises(ValueError, match=r"r.json, item 2: must be an object, got a list"):
-        prompts.read(tmp_path / "r.json")
+    refused(r"r.json, item 2: must be an object, got a list", prompts.read, tmp_path / "r.json")
     (tmp_path / "r.json").write_text("[1]\n" + lines)
     with pytest.raises(
         ValueError, match=r"r.json: no JSON: Extra data at line 2.* is one array of objects, else write one"
     ):
         prompts.read(tmp_path / "r.json")
-    with pytest.raises(ValueError, match="no file openai/gsm8k; nothing of a hub is downloaded here"):
-        prompts.read("openai/gsm8k")
+    refused("no file openai/gsm8k; nothing of a hub is downloaded here", prompts.read, "openai/gsm8k")
 
 
 def test_duplicates_are_refused_left_out_or_numbered():
@@ -264,7 +262,7 @@ def test_a_null_of_a_message_is_left_out_for_every_caller(chat):
 
 def test_turns_without_an_end_token_are_counted():
     taught = [
-        conversations.Taught([5, 6, 1, 7, 9], [True, True, False, False, True]),
-        conversations.Taught([5, 1, 7, 8, 1], [True, True, False, True, True]),
+        supervised.Taught([5, 6, 1, 7, 9], [True, True, False, False, True]),
+        supervised.Taught([5, 1, 7, 8, 1], [True, True, False, True, True]),
     ]
-    assert conversations.without_end(taught, (1,)) == (4, 2) and conversations.without_end(taught[1:], (1,)) == (2, 0)
+    assert supervised.without_end(taught, (1,)) == (4, 2) and supervised.without_end(taught[1:], (1,)) == (2, 0)

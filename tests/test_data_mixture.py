@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_groups import rollout
+from refusals import refused
 
 from jaxrl_post import config as configs
-from jaxrl_post.data import mixture
-from jaxrl_post.data.mixture import Mixture
+from jaxrl_post.data import prompts
+from jaxrl_post.data.prompts import Mixture
 from jaxrl_post.data.tokenizer import characters
-from jaxrl_post.launch import inputs
+from jaxrl_post.launch.parts import inputs
+from jaxrl_post.ring.types import Group, Prompt
 from jaxrl_post.telemetry import metrics
-from jaxrl_post.types import Group, Prompt
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 
@@ -74,9 +75,8 @@ def test_another_source_changes_no_id_and_no_order_of_the_others():
 
 
 def test_sources_are_named_by_their_files():
-    assert mixture.named(("task:sums", "a/gsm8k.jsonl")) == {"sums": "task:sums", "gsm8k": "a/gsm8k.jsonl"}
-    with pytest.raises(ValueError, match=r"'a/x.jsonl' and 'b/x.parquet' are both called 'x'"):
-        mixture.named(("a/x.jsonl", "b/x.parquet"))
+    assert prompts.named(("task:sums", "a/gsm8k.jsonl")) == {"sums": "task:sums", "gsm8k": "a/gsm8k.jsonl"}
+    refused(r"'a/x.jsonl' and 'b/x.parquet' are both called 'x'", prompts.named, ("a/x.jsonl", "b/x.parquet"))
 
 
 def gathered(folder, *overrides) -> inputs.Inputs:
@@ -97,10 +97,8 @@ def test_files_and_tasks_are_read_with_ids_and_sources_of_their_own(tmp_path):
     assert sorted(prompt.id for prompt in found) == [f"{name}/{i}" for name in "ab" for i in range(3)]
     assert {(source(prompt), prompt.source) for prompt in found} == {("a", "a"), ("b", "b")}
     assert Counter(source(found.at(position)[1]) for position in range(30)) == {"a": 20, "b": 10}
-    with pytest.raises(ValueError, match=r"eval.data is empty and .*/a.j.* of data.sources is a file"):
-        gathered(tmp_path, files)
-    with pytest.raises(ValueError, match="share 3 prompts"):
-        gathered(tmp_path, files, f"eval.data={tmp_path / 'b.jsonl'}")
+    refused(r"eval.data is empty and .*/a.j.* of data.sources is a file", gathered, tmp_path, files)
+    refused("share 3 prompts", gathered, tmp_path, files, f"eval.data={tmp_path / 'b.jsonl'}")
 
 
 def test_tasks_hold_out_prompts_of_each(tmp_path):

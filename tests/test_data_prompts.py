@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from refusals import refused
 
 from jaxrl_post.data import chat, prompts, tasks, tokenizer
 from jaxrl_post.data.prompts import Prompts
@@ -36,8 +37,7 @@ def test_every_epoch_is_another_permutation_and_a_function_of_seed():
     assert not {tuple(e) for e in order} & {tuple(e) for e in epochs(other, 4)}
     assert epochs(Prompts(rows, 3, shuffle=False), 2) == [[str(i) for i in range(50)]] * 2
     assert Prompts(made(1), 2**70).at(5)[0] == 5
-    with pytest.raises(ValueError, match="there are no prompts"):
-        Prompts((), 0)
+    refused("there are no prompts", Prompts, (), 0)
 
 
 def write(tmp_path, *rows) -> str:
@@ -81,8 +81,7 @@ def test_verl_messages_go_through_the_template(tmp_path, data_dir):
     (prompt,) = prompts.tokenised(rows, LETTERS, chat=template, limit=16)
     assert prompt.tokens.tolist() == LETTERS.encode("1+1=") and prompt.messages == tuple(VERL["prompt"])
     assert prompt.answer == "2" and prompt.extra["index"] == 7 and prompt.id == "openai/gsm8k/train/7"
-    with pytest.raises(ValueError, match="has no chat template"):
-        prompts.tokenised(rows, LETTERS, chat=None, limit=16)
+    refused("has no chat template", prompts.tokenised, rows, LETTERS, chat=None, limit=16)
 
 
 @pytest.mark.parametrize(
@@ -102,27 +101,22 @@ def test_verl_messages_go_through_the_template(tmp_path, data_dir):
     ],
 )
 def test_a_bad_row_is_named(tmp_path, row, words):
-    with pytest.raises(ValueError, match=words) as caught:
-        prompts.read(write(tmp_path, VERL, row))
-    assert "rows.jsonl" in str(caught.value) and "\n" not in str(caught.value)
+    caught = refused(words, prompts.read, write(tmp_path, VERL, row))
+    assert "rows.jsonl" in caught
 
 
 def test_files_that_are_none(tmp_path, data_dir):
-    with pytest.raises(ValueError, match="there is no file"):
-        prompts.read(tmp_path / "none.jsonl")
+    refused("there is no file", prompts.read, tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match="has the ending '.bin'; known are .jsonl, .json, .parquet"):
         prompts.read(data_dir / "tinystories-260k" / "tok512.bin")
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')
-    with pytest.raises(ValueError, match="no UTF-8"):
-        prompts.read(tmp_path / "latin.jsonl")
+    refused("no UTF-8", prompts.read, tmp_path / "latin.jsonl")
 
 
 def test_rows_that_cannot_be_prompts():
-    with pytest.raises(ValueError, match=r"row 11 \(id '10'\): the prompt has 3 tokens; it must have 1 to 2"):
-        made(12, limit=2)
+    refused(r"row 11 \(id '10'\): the prompt has 3 tokens; it must have 1 to 2", made, 12, limit=2)
     row = {"id": "a", "prompt": "1", "answer": "1", "source": ""}
-    with pytest.raises(ValueError, match="row 2 .*has the id of data, row 1"):
-        prompts.tokenised([row, row], LETTERS, chat=None, limit=4)
+    refused("row 2 .*has the id of data, row 1", prompts.tokenised, [row, row], LETTERS, chat=None, limit=4)
     with pytest.raises(ValueError, match=r"row 1 \(id 'a'\): the tokenizer has no token for '\?'"):
         prompts.tokenised([row | {"prompt": "1?"}], LETTERS, chat=None, limit=4)
 
@@ -137,8 +131,7 @@ def test_tasks_by_name(monkeypatch):
     monkeypatch.setattr(tasks, "TASKS", {"count": SimpleNamespace(rows=rows)})
     got = prompts.rows("task:count", seed=5, split="eval", size=2, arguments={"digits": 3})
     assert [row["id"] for row in got] == ["eval5-0", "eval5-1"] and got[0]["prompt"] == "111"
-    with pytest.raises(ValueError, match="there is no task 'cout'; tasks are count"):
-        prompts.rows("task:cout", seed=5, split="eval", size=2)
+    refused("there is no task 'cout'; tasks are count", prompts.rows, "task:cout", seed=5, split="eval", size=2)
     with pytest.raises(ValueError, match="do not fit task 'count': got an unexpected keyword argument 'digit'"):
         prompts.rows("task:count", seed=5, split="eval", size=2, arguments={"digits": 3, "digit": 3})
 

@@ -6,10 +6,13 @@ import json
 
 import mask_arms
 import pytest
+from mask_arms import say
+from refusals import refused
 
 from jaxrl_post.data import preferences, supervised, tokenizer
 from jaxrl_post.data.chat import Chat
 from jaxrl_post.data.columns import Columns
+from jaxrl_post.data.prompts import read
 from jaxrl_post.data.tokenizer import characters
 
 WORDS = characters("abcdefghijklmnopqrstuvwxyz0123456789+=?<>/ .\n", eos="!")
@@ -53,13 +56,9 @@ def written(folder, *rows):
 
 def both(path, words=WORDS, *, template=None, most=20, limit=60, **columns):
     """Prompt and trained tokens of each row of a file."""
-    rows = supervised.read(path, Columns(**columns))
+    rows = read(path, Columns(**columns), supervised.row)
     prompts, taught = supervised.tokenised(rows, words, chat=template, limit=limit, most=most, where=str(path))
     return [(prompt.tokens.tolist(), taught[prompt.id]) for prompt in prompts], prompts
-
-
-def say(role, content):
-    return {"role": role, "content": content}
 
 
 def test_prompt_and_completion_as_texts(tmp_path):
@@ -236,24 +235,22 @@ def test_a_prompt_of_another_end_obeys_the_limit(tmp_path):
 )
 def test_what_is_refused_with_file_and_line(tmp_path, chat, row, words):
     path = written(tmp_path, {"prompt": "9", "completion": "9"}, row)
-    with pytest.raises(ValueError, match=words) as caught:
-        both(path, template=chat)
-    assert "f.jsonl" in str(caught.value) and "\n" not in str(caught.value)
+    caught = refused(words, both, path, template=chat)
+    assert "f.jsonl" in caught
 
 
 def test_text_takes_no_template_and_asks_nothing(tmp_path):
     path = written(tmp_path, {"text": "abc"})
     with pytest.raises(ValueError, match="line 1, column 'text': is trained on as it is: data.template and data.chat"):
-        supervised.read(path, Columns(template="{prompt}"))
+        read(path, Columns(template="{prompt}"), supervised.row)
     with pytest.raises(ValueError, match="line 1: a row of 'text' asks nothing that could be evaluated"):
-        supervised.questions(supervised.read(path, Columns()))
-    (asked,) = supervised.questions(supervised.read(written(tmp_path, {"prompt": "1", "completion": "2"}), Columns()))
+        supervised.questions(read(path, Columns(), supervised.row))
+    (asked,) = supervised.questions(
+        read(written(tmp_path, {"prompt": "1", "completion": "2"}), Columns(), supervised.row)
+    )
     assert asked["prompt"] == "1" and asked["answer"] == "2" and "demonstration" not in asked
 
 
 def test_messages_need_a_template(tmp_path):
     path = written(tmp_path, {"messages": [say("user", "a"), say("assistant", "b")]})
-    with pytest.raises(
-        ValueError, match="line 1 .*: the completion is a message, but the tokenizer has no chat template"
-    ):
-        both(path)
+    refused("line 1 .*: the completion is a message, but the tokenizer has no chat template", both, path)

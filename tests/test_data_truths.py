@@ -8,6 +8,7 @@ import math
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
+from refusals import refused
 
 from jaxrl_post.data import prompts
 from jaxrl_post.data.columns import Columns
@@ -77,8 +78,7 @@ def test_programs_need_tests_in_the_truth_or_beside_it(tmp_path, lacking):
     rows += [{"prompt": "2", "answer": None, "test_list": ["assert f() == 1"]}, {"prompt": "3", "test": "assert f()"}]
     check(written(tmp_path, *rows), function)
     path = written(tmp_path, *rows, {"prompt": "4", **lacking})
-    with pytest.raises(ValueError, match=f"data: {path}, line 4: .* give one, or the column test_list or test, or set"):
-        check(path, function)
+    refused(f"data: {path}, line 4: .* give one, or the column test_list or test, or set", check, path, function)
 
 
 def test_texts_and_falsy_values_are_truths(tmp_path):
@@ -108,18 +108,14 @@ def test_functions_get_a_truth_as_it_stands_in_the_file(tmp_path):
 def test_tests_that_test_nothing_are_refused_by_file_and_line(tmp_path):
     function = "jaxrl_post.rewards.code:tests"
     path = written(tmp_path, {"prompt": "1", "answer": "assert f() == 1"}, {"prompt": "2", "answer": {"a": 1}})
-    with pytest.raises(
-        ValueError, match="f.jsonl, line 2: reward function .*tests nothing of the program; give stdin pairs"
-    ):
-        check(path, function)
+    refused("f.jsonl, line 2: reward function .*tests nothing of the program; give stdin pairs", check, path, function)
 
 
 def test_parquet_names_the_row(tmp_path):
     rows = [{"prompt": "1", "answer": 1.5}, {"prompt": "2", "answer": math.nan}, {"prompt": "3", "answer": None}]
     for kept, word in ((rows[:2], "is NaN"), (rows[::2], "is null")):
         parquet.write_table(pyarrow.Table.from_pylist(kept), tmp_path / "f.parquet")
-        with pytest.raises(ValueError, match=rf"f.parquet, row 2: column 'answer' {word}, but reward function"):
-            check(tmp_path / "f.parquet", EXACT)
+        refused(rf"f.parquet, row 2: column 'answer' {word}, but reward function", check, tmp_path / "f.parquet", EXACT)
 
 
 def test_functions_say_what_they_need(tmp_path, monkeypatch):
@@ -164,7 +160,6 @@ seeing = Judge("http://localhost", model="m", question="{answer}? {truth}")
     path = written(tmp_path, {"prompt": "1", "solution": "1"}, {"prompt": "2", "solution": None})
     with pytest.raises(ValueError, match="f.jsonl, line 2: column 'solution' is null, but reward function"):
         check(path, f"{own}:trls_solution", format="trl")
-    with pytest.raises(ValueError, match="line 1: no column is named as the answer"):
-        check(path, f"{own}:verls", format="trl")
+    refused("line 1: no column is named as the answer", check, path, f"{own}:verls", format="trl")
     with pytest.raises(ValueError, match=r"needs the column 'level', which prompt '\w+' \(.*f.jsonl, line 1\) has not"):
         signatures.check(read(path, format="trl")[0], "f", ["level"], [])

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from mask_arms import say
 
 from jaxrl_post.data import tokenizer
 from jaxrl_post.data.chat import Chat
@@ -201,7 +202,3 @@ def test_what_follows_a_begun_turn_equals_the_text_tokenised_once(name):
     ids += wording.observed(before, [then], words.eos_ids[0], begun=True)
     assert words.decode(ids, False) == wording.chat.render([asked, said, then])
     wording.chat.close()
-
-
-def say(role: str, content: str) -> dict:
-    return {"role": role, "content": content}

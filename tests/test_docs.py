@@ -21,9 +21,9 @@ import figures  # noqa: E402
 import preset_table  # noqa: E402
 
 from jaxrl_post import __main__ as commands  # noqa: E402
-from jaxrl_post import main  # noqa: E402
-from jaxrl_post.launch import device_less  # noqa: E402
-from jaxrl_post.telemetry import metrics  # noqa: E402
+from jaxrl_post import config, main  # noqa: E402
+from jaxrl_post.launch.plan import device_less  # noqa: E402
+from jaxrl_post.runs import metric_rows  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -85,7 +85,7 @@ def test_the_config_of_the_readme_trains(tmp_path):
     assert text[text.index("```") :].startswith(f"```python\n{script}") and len(script.strip().splitlines()) <= 12
     (tmp_path / "mine.py").write_text(block)
     assert main.main([f"--config={tmp_path / 'mine.py'}", f"--run-dir={tmp_path / 'run'}", "--config.steps=1"]) == 0
-    (row,) = [row for row in metrics.read(tmp_path / "run" / "metrics.jsonl") if "actor/grad_norm" in row]
+    (row,) = [row for row in metric_rows.read(tmp_path / "run" / "metrics.jsonl") if "actor/grad_norm" in row]
     assert row["step"] == 1 and row["actor/grad_norm"] >= 0
     assert len(block.splitlines()) <= 12, "about ten lines"
 
@@ -160,7 +160,10 @@ def test_the_table_of_modes_is_written_from_the_results(tmp_path):
     "page, listed, names",
     [
         ("configs.md", ROOT / "configs", lambda file: file.stem),
-        ("configs.md", ROOT / "configs" / "sim", lambda file: f"sim/{file.stem}"),
+        *(
+            ("configs.md", ROOT / "configs" / folder, lambda file: f"{file.parent.name}/{file.stem}")
+            for folder in ("demo", "recipes", "models", "sim")
+        ),
         ("proofs.md", ROOT / "scripts" / "shows", lambda file: file.stem.rstrip("_").replace("_", "-")),
     ],
 )
@@ -197,7 +200,7 @@ PLANTED = [
 def test_a_planted_mistake_is_found(tmp_path, check, text, named):
     page = tmp_path / "page.md"
     page.write_text(
-        "# Some thing\n\n[good](page.md#some-thing) `scheduler.lane` `jaxrl_post/loop.py`\n\n```text\nx\n```\n"
+        "# Some thing\n\n[good](page.md#some-thing) `scheduler.lane` `jaxrl_post/ring/loop.py`\n\n```text\nx\n```\n"
     )
     assert not check(page)
     page.write_text(f"{text}\n")
@@ -264,6 +267,18 @@ def test_plans_and_launches_of_a_page_are_made(name, monkeypatch, tmp_path, caps
     for module, *words in found:
         code = main.main(words) if module == "jaxrl_post.main" else commands.main(words)
         assert code == 0, f"{words}: {capsys.readouterr().err}"
+
+
+def test_the_methods_of_the_page_are_those_of_their_configs():
+    rows = re.findall(
+        r"^\| ([^|]+) \| `(\w+)` \| `(\w+)` \| `([\w-]+)` \| `(configs/\S+)` \|$",
+        (ROOT / "docs" / "algorithms.md").read_text(),
+        re.MULTILINE,
+    )
+    assert rows[0][0] == "GRPO" and len(rows) >= 24
+    for method, *told, file in rows:
+        algorithm = config.resolve(config.load(file)).algorithm
+        assert [algorithm.adv_estimator, algorithm.loss_mode, algorithm.loss_agg_mode] == told, method
 
 
 def test_the_table_of_presets_is_that_of_the_plan():

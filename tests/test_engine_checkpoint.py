@@ -7,11 +7,11 @@ from test_engine_demonstrations import PROMPTS, request, write
 from test_scheduler_rounds_rounds import accuracies, drive, make
 from toy_ring import ToyPrompts
 
-from jaxrl_post.checkpoint.host_state import read_state, write_state
 from jaxrl_post.engine.demonstrations import Demonstrations
 from jaxrl_post.engine.host.sequence import to_state
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.runs.checkpoint.host_state import read_state, write_state
 from jaxrl_post.scheduler.decision_log import Recorder
 from jaxrl_post.scheduler.rounds.rounds import Sync
 

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from toy_ring import SAMPLING, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish
+from toy_ring import SAMPLING, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish, scheduler_of
 
 from jaxrl_post.engine.demonstrations import Demonstrations
-from jaxrl_post.evaluation import evaluate
-from jaxrl_post.loop import run
+from jaxrl_post.launch.parts.evaluation import evaluate
+from jaxrl_post.ring.loop import run
+from jaxrl_post.ring.types import Capacity, Finish, Request, RolloutId, Sampling
 from jaxrl_post.scheduler.rounds.rounds import Sync
-from jaxrl_post.types import Capacity, Finish, Request, RolloutId, Sampling
 
 PROMPTS = ToyPrompts(5).prompts
 
@@ -92,18 +92,8 @@ def test_refusals_queue_nothing():
 
 def test_the_loop_learns_from_it():
     learner = ToyLearner()
-    scheduler = Sync(
-        ToyPrompts(5),
-        run_seed=0,
-        steps=2,
-        prompts_per_round=3,
-        group_size=1,
-        sampling=SAMPLING,
-        max_tokens=4,
-        filter_groups=False,
-        max_waves=1,
-        replicas=1,
-    )
+    given = dict(run_seed=0, max_tokens=4, prompts=3, group_size=1, max_waves=1)
+    scheduler = scheduler_of(Sync, ToyPrompts(5), steps=2, **given)
     engine = Demonstrations(write, slots=1)
     run(observed(ToyObserver()), engine, scheduler, ToyRewards(lambda r: 1.0), learner, publish, 2)
     order, want = ToyPrompts(5), []

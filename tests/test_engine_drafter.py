@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrl_post.engine.host.wire import ALL_OFFSET, ALL_SIZE, OFFSET, PLACE, ROW, SIZE, Entry
 from jaxrl_post.engine.speculation import interface as rules
 from jaxrl_post.engine.speculation import ngrams, suffix_array
-from jaxrl_post.engine.speculation.interface import ALL_OFFSET, ALL_SIZE, OFFSET, PLACE, ROW, SIZE
 from jaxrl_post.engine.speculation.ngram_drafter import CHUNK, Backoff
 from jaxrl_post.engine.speculation.registry import DRAFTERS
 from jaxrl_post.engine.speculation.suffix_drafter import Histospec
@@ -70,6 +70,19 @@ def fields(drafts):
     return tuple(np.asarray(x) for x in drafts)
 
 
+def entry(*columns):
+    """Texts that enter: slot, row, fresh, seen, tokens, argmax tokens, number of tokens."""
+    names = ("slot", "row", "fresh", "seen", "tokens", "argmax_tokens", "num_tokens")
+    return Entry(source=None, target=None, **dict(zip(names, map(jnp.asarray, columns), strict=True)))
+
+
+def jitted(drafter):
+    """`propose` and `observe` of a drafter, compiled; they take the fields of Context and of Step."""
+    propose = jax.jit(lambda tables, memory, *given: drafter.propose(tables, memory, rules.Context(*given)))
+    observe = jax.jit(lambda memory, drafts, *given: drafter.observe(memory, drafts, rules.Step(*given)))
+    return propose, observe
+
+
 def placed(drafter, past, truth):
     """Returns tables of an n-gram drafter, `place` of its slots, and readers of the same tables by source and group."""
     own = [
@@ -105,16 +118,8 @@ def test_hashed_drafts_are_those_of_dictionaries(name, seed, words):
     known = np.full(S, PROMPT)
     known[1] = PROMPT + 6  # a parked text
     lead = np.arange(S) % GROUP == 0
-    memory = jax.jit(drafter.enter)(
-        memory,
-        jnp.arange(S),
-        jnp.asarray(place[:, ROW]),
-        jnp.asarray(lead, jnp.int32),
-        jnp.full(S, PROMPT),
-        jnp.asarray(truth),
-        jnp.asarray(likely),
-        jnp.asarray(known),
-    )
+    given = entry(np.arange(S), place[:, ROW], lead.astype(np.int32), np.full(S, PROMPT), truth, likely, known)
+    memory = jax.jit(drafter.enter)(memory, given)
     start = np.where(lead | (not shared), 0, PROMPT)
     for r in range(S):
         live[r].learn(
@@ -124,10 +129,10 @@ def test_hashed_drafts_are_those_of_dictionaries(name, seed, words):
     all_ = pooled([(truth[g * GROUP, :PROMPT], answers[1]) for g, answers in enumerate(past)])
     branch = np.zeros(S, np.int32)
     branch[2] = 1
-    propose, observe = jax.jit(drafter.propose), jax.jit(drafter.observe)
+    propose, observe = jitted(drafter)
     counts, drafted = np.zeros((2, drafter.classes), int), 0
     while (known < T).any():
-        got = propose(tables, memory, jnp.asarray(truth), jnp.asarray(known), jnp.asarray(place), jnp.asarray(branch))
+        got = propose(tables, memory, truth, known, place, branch)
         tokens, count, value, seen, kinds, _ = fields(got)
         running = (known < T) & (noise.random(S) < 0.9)
         given = np.where(running, np.minimum(count, noise.integers(0, W + 1, S)), 0)
@@ -150,17 +155,7 @@ def test_hashed_drafts_are_those_of_dictionaries(name, seed, words):
             live[r].learn(
                 [new for s in range(S) if row[s] == r for new in occurrences(truth[s], likely[s], known[s], after[s])]
             )
-        memory = observe(
-            memory,
-            got,
-            jnp.asarray(place),
-            jnp.asarray(truth),
-            jnp.asarray(likely),
-            jnp.asarray(known),
-            jnp.asarray(after),
-            jnp.asarray(given),
-            jnp.asarray(running),
-        )
+        memory = observe(memory, got, place, truth, likely, known, after, given, running)
         known = after
     assert np.array_equal(memory.counts, counts) and drafted > 100 and counts[1].sum() > 20
 
@@ -216,9 +211,9 @@ def test_small_tables_are_word_for_word_those_of_python_integers(seed):
     readers = [twins.Hashed(table.size, ngrams.OWN, table) for table in own]
     all_, live = twins.Hashed(50, ngrams.ALL, every), [twins.Hashed(61, ngrams.LIVE) for _ in range(S)]
     known, zero = np.full(S, 1), jnp.zeros(S, jnp.int32)
-    propose, observe = jax.jit(drafter.propose), jax.jit(drafter.observe)
+    propose, observe = jitted(drafter)
     while (known < T).any():
-        got = propose(tables, memory, jnp.asarray(truth), jnp.asarray(known), jnp.asarray(place), zero)
+        got = propose(tables, memory, truth, known, place, zero)
         after = np.minimum(known + noise.integers(0, W + 2, S), T)
         for s in np.flatnonzero(known < T):
             sources = [live[place[s, ROW]], readers[s // GROUP], all_]
@@ -233,17 +228,7 @@ def test_small_tables_are_word_for_word_those_of_python_integers(seed):
                     for new in occurrences(truth[s], likely[s], known[s], after[s])
                 ]
             )
-        memory = observe(
-            memory,
-            got,
-            jnp.asarray(place),
-            jnp.asarray(truth),
-            jnp.asarray(likely),
-            jnp.asarray(known),
-            jnp.asarray(after),
-            got.count,
-            jnp.ones(S, bool),
-        )
+        memory = observe(memory, got, place, truth, likely, known, after, got.count, np.ones(S, bool))
         assert np.asarray(memory.live).reshape(S, 61).tolist() == [table.entries for table in live]
         known = after
 
@@ -255,20 +240,16 @@ def test_a_long_text_is_learned_chunk_by_chunk_and_a_fresh_row_forgets():
     _, memory = drafter.empty(3)
     enter = jax.jit(drafter.enter)
     one = jnp.ones(2, jnp.int32)
-    memory = enter(
-        memory, jnp.array([0, 3]), jnp.array([1, 1]), one, jnp.array([5, 5]), text, text, jnp.array([150, 150])
-    )
+    memory = enter(memory, entry([0, 3], [1, 1], one, [5, 5], text, text, [150, 150]))
     twin = twins.Hashed(4096, ngrams.LIVE)
     for start in range(0, 150, CHUNK):
         twin.learn(occurrences(text[0], text[0], start, min(start + CHUNK, 150)))
     rows = np.asarray(memory.live).reshape(3, 4096)
     assert rows[1].tolist() == twin.entries and not rows[0].any() and not rows[2].any()  # slot 3 does not exist
-    memory = enter(memory, jnp.array([2, 1]), jnp.array([1, 2]), one, jnp.array([5, 5]), text, text, jnp.array([3, 0]))
+    memory = enter(memory, entry([2, 1], [1, 2], one, [5, 5], text, text, [3, 0]))
     rows = np.asarray(memory.live).reshape(3, 4096)
     assert np.count_nonzero(rows[1]) == 3 and not rows[2].any()  # (t0) -> t1, (t1) -> t2, (t0, t1) -> t2
-    memory = enter(
-        memory, jnp.array([1, 3]), jnp.array([1, 1]), 0 * one, jnp.array([2, 5]), text, text, jnp.array([4, 9])
-    )
+    memory = enter(memory, entry([1, 3], [1, 1], 0 * one, [2, 5], text, text, [4, 9]))
     assert np.count_nonzero(np.asarray(memory.live)) == 3 + 3  # token 3 after 1, 2 and 3 others
 
 
@@ -292,22 +273,14 @@ def test_histospec_drafts_are_those_of_sorted_suffixes(seed, words, rewarded):
             for name in ("pool", "order", "priority")
         }
     )
-    memory = jax.jit(drafter.enter)(
-        memory,
-        jnp.arange(S),
-        jnp.arange(S),
-        jnp.ones(S, jnp.int32),
-        jnp.full(S, PROMPT),
-        jnp.asarray(truth),
-        jnp.asarray(likely),
-        jnp.full(S, PROMPT),
-    )
+    all_, begun = np.arange(S), np.full(S, PROMPT)
+    memory = jax.jit(drafter.enter)(memory, entry(all_, all_, np.ones(S, np.int32), begun, truth, likely, begun))
     known, window, drafted = np.full(S, 1), np.full(S, 2), 0
     branch = np.array([0, 0, 0, 1, 0, 0], np.int32)
-    propose, observe = jax.jit(drafter.propose), jax.jit(drafter.observe)
+    propose, observe = jitted(drafter)
     counts = np.zeros((2, 10), int)
     while (known < T).any():
-        got = propose(tables, memory, jnp.asarray(truth), jnp.asarray(known), jnp.asarray(place), jnp.asarray(branch))
+        got = propose(tables, memory, truth, known, place, branch)
         tokens, count, value, seen, _, _ = fields(got)
         running = (known < T) & (noise.random(S) < 0.8)
         given = np.where(running & (noise.random(S) < 0.9), count, count // 2)
@@ -331,17 +304,7 @@ def test_histospec_drafts_are_those_of_sorted_suffixes(seed, words, rewarded):
                     window[s] = 2
                 elif given[s] and given[s] == window[s]:
                     window[s] = min(window[s] + 2, width)
-        memory = observe(
-            memory,
-            got,
-            jnp.asarray(place),
-            jnp.asarray(truth),
-            jnp.asarray(likely),
-            jnp.asarray(known),
-            jnp.asarray(after),
-            jnp.asarray(given),
-            jnp.asarray(running),
-        )
+        memory = observe(memory, got, place, truth, likely, known, after, given, running)
         assert np.asarray(memory.window).tolist() == window.tolist()
         known = after
     assert np.array_equal(memory.counts, counts) and drafted > 20
@@ -364,19 +327,8 @@ def test_the_window_by_hand():
 
     def after(window, given, accepted, live=True):
         old = memory._replace(window=jnp.array([window], jnp.int32))
-        return int(
-            drafter.observe(
-                old,
-                drafts,
-                place,
-                tokens,
-                tokens,
-                jnp.array([9]),
-                jnp.array([9 + accepted + 1]),
-                jnp.array([given]),
-                jnp.array([live]),
-            ).window[0]
-        )
+        numbers = (jnp.array([number]) for number in (9, 9 + accepted + 1, given, live))
+        return int(drafter.observe(old, drafts, rules.Step(place, tokens, tokens, *numbers)).window[0])
 
     assert [after(w, w, w) for w in (2, 4, 30, 32)] == [4, 6, 32, 32]
     assert [after(8, 0, 0), after(8, 3, 3), after(8, 8, 7), after(8, 3, 2), after(8, 8, 8, live=False)] == [
@@ -415,7 +367,7 @@ def test_nothing_known_gives_no_draft_and_slots_may_stand_in_any_order(name):
     place = np.zeros((S, PLACE), np.int32)
     place[:, ROW] = np.arange(S)
     known, zero = jnp.full(S, 20), jnp.zeros(S, jnp.int32)
-    nothing = jax.jit(drafter.propose)(tables, memory, truth, known, jnp.asarray(place), zero)
+    nothing = jitted(drafter)[0](tables, memory, truth, known, jnp.asarray(place), zero)
     assert not np.asarray(nothing.count).any() and (np.asarray(nothing.tokens) == -1).all()
     assert (np.asarray(nothing.value) == 0).all() and (np.asarray(nothing.seen) == -1).all()
     assert nothing.tokens.shape == (S, drafter.width) and memory.counts.shape == (2, drafter.classes)
@@ -438,10 +390,11 @@ def two_steps(drafter, tables, memory, truth, known, place):
     """Returns the second drafts and the memory behind them. Rows are those of `place`."""
     zero, all_ = jnp.zeros(truth.shape[0], jnp.int32), jnp.ones(truth.shape[0], bool)
     slots = jnp.arange(truth.shape[0])
-    memory = drafter.enter(memory, slots, place[:, ROW], zero + 1, zero + 5, truth, truth, known)
+    memory = drafter.enter(memory, entry(slots, place[:, ROW], zero + 1, zero + 5, truth, truth, known))
     for _ in range(2):
-        drafts = drafter.propose(tables, memory, truth, known, place, zero)
-        memory = drafter.observe(memory, drafts, place, truth, truth, known, known + 3, drafts.count, all_)
+        drafts = drafter.propose(tables, memory, rules.Context(truth, known, place, zero))
+        step = rules.Step(place, truth, truth, known, known + 3, drafts.count, all_)
+        memory = drafter.observe(memory, drafts, step)
         known = known + 3
     return drafts, memory._replace(**{"live": zero} if hasattr(memory, "live") else {})
 
@@ -452,17 +405,9 @@ def test_the_end_of_the_text_the_largest_token_and_a_branch_too_many():
     tables, memory = drafter.empty(4)
     truth = jnp.full((4, 10), last)
     place = jnp.zeros((4, PLACE), jnp.int32)
-    memory = jax.jit(drafter.enter)(
-        memory,
-        jnp.arange(4),
-        jnp.zeros(4, jnp.int32),
-        jnp.array([1, 0, 0, 0]),
-        jnp.full(4, 5),
-        truth,
-        truth,
-        jnp.full(4, 5),
-    )
-    got = jax.jit(drafter.propose)(tables, memory, truth, jnp.array([7, 9, 10, 5]), place, jnp.array([0, 0, 0, 1]))
+    given = entry(np.arange(4), np.zeros(4, np.int32), [1, 0, 0, 0], [5] * 4, truth, truth, [5] * 4)
+    memory = jax.jit(drafter.enter)(memory, given)
+    got = jitted(drafter)[0](tables, memory, truth, jnp.array([7, 9, 10, 5]), place, jnp.array([0, 0, 0, 1]))
     assert np.asarray(got.count).tolist() == [3, 1, 0, 0]
     assert np.asarray(got.tokens[0]).tolist() == [last] * 3 + [-1] and (np.asarray(got.tokens[3]) == -1).all()
 

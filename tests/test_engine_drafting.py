@@ -8,22 +8,21 @@ import dataclasses
 
 import engine_lab as lab
 import numpy as np
+import plain_rollouts
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_post.checkpoint.host_state import read_state, write_state
-from jaxrl_post.engine.host.wire import OFFERS, UPLOAD
+from jaxrl_post.engine.host.wire import ALL_SIZE, OFFERS, OFFSET, ROW, SIZE, UPLOAD
 from jaxrl_post.engine.speculation import acceptance, corpus
 from jaxrl_post.engine.speculation import speculation as host
-from jaxrl_post.engine.speculation.interface import ALL_SIZE, OFFSET, ROW, SIZE
 from jaxrl_post.engine.speculation.registry import DRAFTERS
-from jaxrl_post.engine.speculation.speculation import Drafting
-from jaxrl_post.engine.speculation.table_cache import Shared, Shelf
+from jaxrl_post.engine.speculation.speculation import Drafting, Shared, TableCache
 from jaxrl_post.engine.step_cost import StepCost, best_size
-from jaxrl_post.history import History
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.ring.history import History
+from jaxrl_post.ring.types import Group, Prompt, RolloutId
+from jaxrl_post.runs.checkpoint.host_state import read_state, write_state
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -31,24 +30,14 @@ PROMPTS = {name: Prompt(id=name, tokens=[ord(name), 1, 2]) for name in "abcdef"}
 
 
 def group(name, epoch, length=20, answers=2):
-    noise, zeros = np.random.default_rng((ord(name), epoch)), np.zeros(length)
+    noise = np.random.default_rng((ord(name), epoch))
     return Group(
         prompt=PROMPTS[name],
         rewards=np.zeros(answers),
         scored=np.ones(answers, bool),
         rollouts=tuple(
-            Rollout(
-                id=RolloutId(0, "train", epoch, name, sample),
-                prompt=PROMPTS[name],
-                tokens=noise.integers(0, 9, length),
-                sampled=zeros == 0,
-                logprobs=zeros,
-                entropies=zeros,
-                versions=zeros,
-                drafted=zeros,
-                finish=Finish.EOS,
-                start_clock=0,
-                finish_clock=0,
+            plain_rollouts.rollout(
+                RolloutId(0, "train", epoch, name, sample), PROMPTS[name], noise.integers(0, 9, length)
             )
             for sample in range(answers)
         ),
@@ -91,12 +80,12 @@ def test_drafts_of_the_answer_that_will_probably_finish_last_count_most():
 @given(st.lists(st.tuples(st.sampled_from("abcdefg"), st.integers(1, 3 * UPLOAD), st.booleans()), max_size=40))
 def test_regions_never_overlap_and_the_oldest_unused_go_first(visits):
     first, entries = 1000, 1000 + 6 * UPLOAD
-    shelf, held = Shelf(first, entries), {}
+    table_cache, held = TableCache(first, entries), {}
     for name, size, used in visits:
         if name in held:
-            shelf.drop(name)
+            table_cache.drop(name)
             del held[name]
-        room, found = -(-size // UPLOAD) * UPLOAD, shelf.take(name, size, (0,))
+        room, found = -(-size // UPLOAD) * UPLOAD, table_cache.take(name, size, (0,))
         while (offset := gap(held, first, entries, room)) is None:
             unused = next((other for other, (_, _, is_used) in held.items() if not is_used), None)
             if unused is None:
@@ -108,7 +97,7 @@ def test_regions_never_overlap_and_the_oldest_unused_go_first(visits):
             assert (found.offset, found.room, found.size) == (offset, room, size)
             found.users = int(used)
             held[name] = offset, room, used
-        assert list(shelf.regions) == list(held)
+        assert list(table_cache.regions) == list(held)
 
 
 def gap(held, first, entries, room):

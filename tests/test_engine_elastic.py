@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_post.checkpoint.host_state import read_state, write_state
 from jaxrl_post.engine.elastic import Elastic, moved
 from jaxrl_post.launch.compile_guard import CompileGuard
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.types import Finish, Layout
+from jaxrl_post.ring.types import Finish, Layout
+from jaxrl_post.runs.checkpoint.host_state import read_state, write_state
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

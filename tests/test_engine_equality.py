@@ -15,7 +15,7 @@ from jaxrl_post.engine.host import packing
 from jaxrl_post.engine.host.admission import Admission
 from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.engine.host.wire import OUT_WINDOW, SEED0
-from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
 
 ASKED = lab.requests(60)
 
@@ -129,9 +129,9 @@ def test_probe_drops_a_size_that_differs(monkeypatch):
     several = lab.engine(row_sizes=(64, 96))
     real = several.device.programs.dispatch
 
-    def off(size, *args, **settings):
-        state, told = real(size, *args, **settings)
-        if size == 64:
+    def off(order, *args):
+        state, told = real(order, *args)
+        if order.rows == 64:
             told = told._replace(out=np.array(told.out))
             told.out[..., OUT_WINDOW + several.sizes.emit] ^= 1
         return state, told
@@ -365,6 +365,7 @@ def guesses_kept_after_a_miss(monkeypatch):
         left = self.candidates[len(more.tokens) :]
         real(self, more, version)
         self.candidates = left
+        self._replace(self._settled)  # says how many there are
 
     monkeypatch.setattr(SequenceState, "extend", extend)
 

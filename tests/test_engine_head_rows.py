@@ -47,7 +47,7 @@ def test_so_does_a_number_of_head_rows_that_was_asked_for(head_rows):
 @pytest.mark.extended
 def test_planted_heads_that_are_not_tiled_give_other_bits(monkeypatch):
     want = answers(16, 64)
-    monkeypatch.setattr(wire.Sizes, "head_tile", lambda sizes, rows: min(sizes.heads, rows))
+    monkeypatch.setattr(wire.EngineSettings, "head_tile", lambda sizes, rows: min(sizes.head_rows, rows))
     answers.cache_clear()
     assert not lab.same_bits(answers(16, 16), want)
     answers.cache_clear()
@@ -72,5 +72,6 @@ def test_planted_heads_that_are_not_tiled_give_other_bits(monkeypatch):
     ],
 )
 def test_tiles_follow_from_slots_and_rows(slots, heads, rows, tile, places):
-    sizes = wire.Sizes.of(1, slots=slots, max_length=8, page_size=8, pages=9, head_rows=heads, steps_per_dispatch=1)
+    given = dict(lab.BASE, slots=slots, row_sizes=(rows,), head_rows=heads)
+    sizes = wire.EngineSettings(**given)
     assert (sizes.head_tile(rows), sizes.head_places(rows)) == (tile, places)

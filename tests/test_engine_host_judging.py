@@ -7,10 +7,10 @@ import dataclasses
 import engine_lab as lab
 import pytest
 
-from jaxrl_post.engine.host.judging import Judging
-from jaxrl_post.engine.host_weights import HostWeights
-from jaxrl_post.rewards.judged import JudgeQueue, SleepingJudgeQueue
-from jaxrl_post.types import Request, RolloutId
+from jaxrl_post.engine.host.turns import Judging
+from jaxrl_post.engine.row_engine import HostWeights
+from jaxrl_post.rewards.modelled import JudgeQueue, SleepingJudgeQueue
+from jaxrl_post.ring.types import Request, RolloutId
 
 ASKED = lab.requests(24, longest_prompt=20)
 PLAIN = dict(slots=8, row_sizes=(64,))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_post.engine.host.pages import Pages, Prompts
+from jaxrl_post.engine.host.replica import Pages, SharedPrompts
 
 
 @settings(max_examples=200, deadline=None)
@@ -43,7 +43,7 @@ def test_needed_and_double_release():
 
 def test_shared_prompts_live_as_long_as_somebody_needs_them():
     pages = Pages(8, 4)
-    prompts = Prompts(pages)
+    prompts = SharedPrompts(pages)
     first = pages.take(3)
     prompts.lead("a", slot=2, ids=first[:2])
     prompts.keep_only(set())

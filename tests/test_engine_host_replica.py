@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxrl_post.engine.host.replica import Replica
 from jaxrl_post.engine.host.sequence import SequenceState
-from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
 
 
 def live(age: int, *, prompt: int = 9, tokens: int = 0, version: int = 0, purpose: str = "train") -> SequenceState:

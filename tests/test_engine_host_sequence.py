@@ -6,15 +6,15 @@ import dataclasses
 
 import numpy as np
 import pytest
+from models.twin import Known, RowTwin
 
-from jaxrl_post.engine.host.row_host import HostSettings, RowHost
+from jaxrl_post.engine.host.row_host import RowHost
 from jaxrl_post.engine.host.sequence import Settled, begin, from_state, to_state
-from jaxrl_post.engine.host.wire import Sizes
-from jaxrl_post.engine.speculation.interface import Off
+from jaxrl_post.engine.host.wire import EngineSettings
+from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.engine.step_cost import StepCost
-from jaxrl_post.sim.twin import Known, RowTwin
-from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId, Sampling
+from jaxrl_post.ring.types import Finish, Prompt, Request, Rollout, RolloutId, Sampling
 
 NAME = RolloutId(0, "train", 0, "p", 0)
 PROMPT = Prompt(id="p", tokens=np.arange(3))
@@ -49,7 +49,7 @@ def test_without_clocks_all_tokens_came_at_the_end_and_clocks_never_decrease():
 @pytest.mark.parametrize("mode, clocks", [("recompute", [3, 4, 4]), ("verify", []), ("restart", [])])
 def test_forced_tokens_keep_their_clocks_and_new_ones_get_their_own(mode, clocks):
     live = begin(dataclasses.replace(ASKED, prefix=rollout(clocks=[3, 4, 4]), prefix_mode=mode), age=1)
-    assert live.clocks == clocks and live.candidates == ([5, 6, 7] if mode == "verify" else [])
+    assert live.column("clocks").tolist() == clocks and live.candidates == ([5, 6, 7] if mode == "verify" else [])
     live = from_state(to_state(live), {"p": PROMPT})
     live.extend(Settled(0, [8, 9], [0.0] * 2, [0.0] * 2, [True, False], [11, 11], [8, 9]), version=1)
     live.cut(len(live.tokens) - 1)
@@ -62,17 +62,19 @@ LETTERS = "abcdefgh"
 def stopped_by_h(max_tokens: int, steps: int, text: str, **law):
     """The answer `text`, of which "gh" ends it, from an engine whose device knows it."""
     asked = dataclasses.replace(ASKED, max_tokens=max_tokens, sampling=Sampling(stop_strings=("gh",), **law))
-    sizes = Sizes.of(1, slots=2, max_length=32, page_size=8, pages=8, head_rows=2, steps_per_dispatch=steps)
+    sizes = EngineSettings(
+        slots=2, max_length=32, page_size=8, pages=8, row_sizes=(4,), head_rows=2, steps_per_dispatch=steps
+    )
     device = RowTwin(lambda request, version: Known(np.array([LETTERS.index(c) for c in text], np.int32)), sizes)
-    settings = HostSettings(
-        row_sizes=(4,),
-        refill_slots=1,
+    drafting = Drafting(Drafter(), replicas=1, slots=2, past=lambda id: ())
+    engine = RowHost(
+        device,
+        sizes,
         cost=StepCost((4,), (1.0,), "one size"),
         vocab_size=8,
+        drafting=drafting,
         decode=lambda tokens, before=(): "".join(LETTERS[t] for t in tokens),
     )
-    drafting = Drafting(Off(), replicas=1, slots=2, past=lambda id: ())
-    engine = RowHost(device, sizes, settings, drafting=drafting)
     engine.submit([asked])
     while engine.pending:
         out = engine.step()

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from models.twin import Known, RowTwin
 from object_host import ObjectHost
 
 from jaxrl_post.engine.host import wire as c
 from jaxrl_post.engine.host.replica import Replica
-from jaxrl_post.engine.host.row_host import HostSettings, RowHost
+from jaxrl_post.engine.host.row_host import RowHost
 from jaxrl_post.engine.host.sequence import NEVER, SequenceState
 from jaxrl_post.engine.host.slot_table import SlotTable
 from jaxrl_post.engine.host.swap_policy import SwapPolicy
-from jaxrl_post.engine.speculation.interface import Off
+from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.engine.step_cost import StepCost
-from jaxrl_post.sim.twin import Known, RowTwin
-from jaxrl_post.types import PER_TOKEN, Prompt, Request, RolloutId, Sampling
+from jaxrl_post.ring.types import PER_TOKEN, Prompt, Request, RolloutId, Sampling
 
 LONGEST, VOCABULARY = 40, 12
 EOS, STOP = 0, 1
@@ -71,15 +71,16 @@ class Device(RowTwin):
 
 
 def host(kind, sizes, rule, share):
-    given = HostSettings(
-        row_sizes=(sizes.slots, 4 * sizes.slots),
-        refill_slots=2,
-        cost=StepCost((sizes.slots, 4 * sizes.slots), (1.0, 1.6), "two sizes"),
+    drafting = Drafting(Drafter(), replicas=sizes.replicas, slots=sizes.slots, past=lambda id: ())
+    return kind(
+        Device(sizes),
+        sizes,
+        cost=StepCost(sizes.row_sizes, (1.0, 1.6), "two sizes"),
         vocab_size=VOCABULARY,
+        drafting=drafting,
         decode=lambda tokens, before=(): "".join(chr(97 + t) for t in tokens),
+        swap_policy=SwapPolicy(rule, share),
     )
-    drafting = Drafting(Off(), replicas=sizes.replicas, slots=sizes.slots, past=lambda id: ())
-    return kind(Device(sizes), sizes, given, drafting=drafting, swap_policy=SwapPolicy(rule, share))
 
 
 class Pair:
@@ -186,14 +187,16 @@ MOVES = st.lists(
 
 def served(moves, seed, replicas, slots, pages, rule, share, prompt_rows=0):
     """Runs the moves on both hosts, then to the end."""
-    sizes = c.Sizes.of(
-        replicas,
+    sizes = c.EngineSettings(
+        replicas=replicas,
         slots=slots,
         max_length=LONGEST,
         page_size=4,
         pages=pages,
+        row_sizes=(slots, 4 * slots),
         head_rows=slots,
         steps_per_dispatch=3,
+        refill_slots=2,
         prompt_rows=prompt_rows,
     )
     pair = Pair(sizes, rule, share, np.random.default_rng(seed))
@@ -258,7 +261,9 @@ def test_a_long_run_with_both_purposes_in_slots():
 
 def test_two_dispatches_by_hand():
     """A prompt of 3 tokens in slot 0 gets 2 tokens from version 3 and 1 from version 5. Clocks need 64 bits."""
-    sizes = c.Sizes.of(1, slots=2, max_length=16, page_size=4, pages=8, head_rows=2, steps_per_dispatch=2)
+    sizes = c.EngineSettings(
+        slots=2, max_length=16, page_size=4, pages=8, row_sizes=(2,), head_rows=2, steps_per_dispatch=2
+    )
     replica, table, id = Replica(2, 8, 4), SlotTable(sizes), RolloutId(0, "train", 0, "p", 0)
     prompt = Prompt(id="p", tokens=np.arange(2, 5))
     asked = Request(rollout_id=id, prompt=prompt, seed=id.seed(), max_tokens=9, sampling=Sampling(eos_ids=(EOS,)))
@@ -275,7 +280,7 @@ def test_two_dispatches_by_hand():
         found.append(table.settle(live, out, clock, version, False))
     assert found == [[], [(0, 0, 5)]] and (one.oldest, one.num_tokens, one.num_computed) == (3, 6, 5)
     table.leave(one)
-    assert (one.tokens, one.versions, one.oldest) == ([8, 9, EOS], [3, 3, 5], 3)
-    assert one.clocks == [(1 << 33) + 1, (1 << 33) + 2, (1 << 33) + 3]
+    assert (one.tokens, one.column("versions").tolist(), one.oldest) == ([8, 9, EOS], [3, 3, 5], 3)
+    assert one.column("clocks").tolist() == [(1 << 33) + 1, (1 << 33) + 2, (1 << 33) + 3]
     assert one.column("drafted").tolist() == [False, True, False] and one.column("logprobs").tolist() == [-0.5] * 3
     assert one.column("argmax_tokens").tolist() == [6] * 3 and not table.mask("train").any()

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import sampler
 
-from jaxrl_post.checkpoint import host_state
 from jaxrl_post.engine.host import sequence
 from jaxrl_post.engine.host.turns import Turns
-from jaxrl_post.types import Finish, Rollout
+from jaxrl_post.ring.types import Finish, Rollout
+from jaxrl_post.runs.checkpoint import host_state
 
 ENDS = (3, 9, 17, 25)
 ASKED = [

@@ -13,7 +13,7 @@ import pytest
 import test_kernels_attention_tpu as kernel
 
 from jaxrl_post.kernels import attention, attention_tpu, prompt_attention
-from jaxrl_post.types import Prompt
+from jaxrl_post.ring.types import Prompt
 
 MODEL = dataclasses.replace(lab.TINY, head_dim=64, max_length=320)
 SIZES = dict(slots=4, max_length=288, pages=4 * 18, dtype=jnp.bfloat16)

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from jaxrl_post.engine import bit_probe, compiled, prompt_program, row_program
-from jaxrl_post.engine.host import prompt_tiles
+from jaxrl_post.engine.host import packing
 from jaxrl_post.engine.host import wire as c
 from jaxrl_post.engine.host.sequence import begin
-from jaxrl_post.engine.row_state import RowProgram
-from jaxrl_post.engine.speculation.interface import Off
+from jaxrl_post.engine.row_state import Program, RowProgram
+from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.kernels import attention
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -186,12 +186,19 @@ def sequence(length: int, slot: int, pages=()) -> object:
 
 
 def test_passes_hold_each_shared_position_once_and_in_order():
-    sizes = c.Sizes.of(
-        1, slots=4, max_length=400, page_size=16, pages=100, head_rows=4, steps_per_dispatch=8, prompt_rows=192
+    sizes = c.EngineSettings(
+        slots=4,
+        max_length=400,
+        page_size=16,
+        pages=100,
+        row_sizes=(ROWS,),
+        head_rows=4,
+        steps_per_dispatch=8,
+        prompt_rows=192,
     )
     lengths = (1, 2, 64, 65, 66, 300)
     ones = [sequence(length, slot, range(10 * slot, 10 * slot + 3)) for slot, length in enumerate(lengths)]
-    passes = list(prompt_tiles.passes(sizes, ones))
+    passes = list(packing.passes(sizes, ones))
     assert [p.shape for p in passes] == [(1, 3, c.TILE_TABLE + 25)] * 4
     seen = {slot: [] for slot in range(6)}
     for tile in np.concatenate(passes, axis=1)[0]:
@@ -232,23 +239,36 @@ def entries_of_a_turn(cache, function, *arguments) -> int:
     return sum(found) // (len(cache) * pages.shape[-2] * pages.shape[-1])
 
 
+def entries_read(length: int, page: int, tile: int) -> int:
+    """Returns how many KV entries of a layer are read to compute a prompt of `length` positions, in whole pages.
+
+    Each group of `tile` positions reads its prefix once. The row program reads it for each row: `tile` is 1."""
+    ends = (min(first + tile, length) for first in range(0, length, tile))
+    return sum(-(-end // page) * page for end in ends)
+
+
 def test_a_prompt_of_four_thousand_tokens_reads_an_eighth_at_most():
     """Both programs as an engine compiles them. A turn reads a stretch of every row's or every tile's prefix."""
-    by_rows, by_tiles = (prompt_tiles.entries_read(LENGTH, PAGE, tile) for tile in (1, c.PROMPT_TILE))
+    by_rows, by_tiles = (entries_read(LENGTH, PAGE, tile) for tile in (1, c.PROMPT_TILE))
     assert by_rows == sum(-(-(p + 1) // 16) * 16 for p in range(LENGTH)) and by_tiles * 8 <= by_rows
-    sizes = c.Sizes.of(
-        1, slots=4, max_length=LENGTH, page_size=PAGE, pages=1024, head_rows=4, steps_per_dispatch=1, prompt_rows=ROWS
+    sizes = c.EngineSettings(
+        slots=4,
+        max_length=LENGTH,
+        page_size=PAGE,
+        pages=1024,
+        row_sizes=(ROWS,),
+        head_rows=4,
+        steps_per_dispatch=1,
+        prompt_rows=ROWS,
     )
     model = dataclasses.replace(lab.TINY, max_length=LENGTH)
-    state, _ = jax.eval_shape(
-        lambda: compiled.Programs(model, meshes.make_mesh(), sizes, (ROWS,), "float32").blanks(Off())
-    )
+    state, _ = jax.eval_shape(lambda: compiled.Programs(model, meshes.make_mesh(), sizes).blanks(Drafter()))
     params = decoder.abstract(model)
     ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
     same = dict(config=model, dtype="float32", spread=lambda attend: attend)
     wide = entries_of_a_turn(
         state.cache,
-        functools.partial(prompt_program.prefill, prompt_program.PromptProgram(**same)),
+        functools.partial(prompt_program.prefill, Program(**same)),
         params,
         state.tokens,
         state.cache,
@@ -256,7 +276,7 @@ def test_a_prompt_of_four_thousand_tokens_reads_an_eighth_at_most():
     )
     row = entries_of_a_turn(
         state.cache,
-        functools.partial(row_program.dispatch, RowProgram(rows=ROWS, sizes=sizes, drafter=Off(), **same)),
+        functools.partial(row_program.dispatch, RowProgram(rows=ROWS, sizes=sizes, drafter=Drafter(), **same)),
         params,
         (),
         state,
@@ -295,20 +315,20 @@ def test_the_probe_refuses_bits_that_depend_on_the_place(shared, monkeypatch):
 
 
 def test_planted_last_shared_position_left_out(small, monkeypatch):
-    real = prompt_tiles.tiles
+    real = packing.tiles
 
     def tiles(sequence):
         for slot, first, count in real(sequence):
             yield slot, first, count - (first + count == sequence.shared)
 
-    monkeypatch.setattr(prompt_tiles, "tiles", tiles)
+    monkeypatch.setattr(packing, "tiles", tiles)
     assert lab.against_sampler(lab.run(fresh(small), SHORT[:8]), SHORT[:8], lab.weights(0)) != []
 
 
 @pytest.mark.shown("exact-scale")
 def test_planted_second_writer_of_a_prompt(plain, monkeypatch):
     """Prompts of preempted rollouts are left to the row program: right values, and other bits."""
-    real = prompt_tiles.compute
+    real = packing.compute
 
     def compute(device, sizes, sequences):
         done = real(device, sizes, sequences)
@@ -316,7 +336,7 @@ def test_planted_second_writer_of_a_prompt(plain, monkeypatch):
             one.num_computed = 0 if one.num_answered else one.num_computed
         return done
 
-    monkeypatch.setattr(prompt_tiles, "compute", compute)
+    monkeypatch.setattr(packing, "compute", compute)
     out = lab.run(engine(pages=15), ASKED)
     assert lab.against_sampler(out, ASKED[::4], lab.weights(0)) == []
     assert not lab.same_bits(plain, out)

@@ -83,7 +83,7 @@ def placed(params):
 
 
 def tiers(*cases):
-    """Returns the cases. The show spec-equality has those that need engines which nothing of the first tier compiles."""
+    """Returns the cases. The arm drafts of the show suite has those that need engines which nothing of the first tier compiles."""
     first = set(scripted.KINDS)
     return [
         pytest.param(name, clones, marks=() if {name, (name, clones)} & first else pytest.mark.shown("spec-equality"))
@@ -201,10 +201,10 @@ def test_the_probe_looks_at_the_programs_that_draft(monkeypatch, wrong):
     assert kept[96] and one.drafting.forced is None and one.clock == 0
     real, drafted = one.device.programs.dispatch, []
 
-    def off(size, drafts, *args, **settings):
-        drafted.append(drafts)
-        state, told = real(size, drafts, *args, **settings)
-        if (size, drafts) == (wrong, True):
+    def off(order, *args):
+        drafted.append(order.drafts)
+        state, told = real(order, *args)
+        if (order.rows, order.drafts) == (wrong, True):
             told = told._replace(out=np.array(told.out))
             told.out[..., OUT_WINDOW + one.sizes.emit] ^= 1
         return state, told
@@ -295,9 +295,9 @@ def test_replicas_draft_each_for_themselves(name):
 
 def held_by_the_device(engine) -> list[bool]:
     """Returns, for each sequence in a slot, whether the device's argmax tokens equal the host's."""
-    favourites = np.asarray(engine.device.state.argmax_tokens)[0]
+    argmax_tokens = np.asarray(engine.device.state.argmax_tokens)[0]
     return [
-        np.array_equal(favourites[live.slot, : live.num_tokens], live.learnable())
+        np.array_equal(argmax_tokens[live.slot, : live.num_tokens], live.learnable())
         for live in engine.admission.replicas[0].running
     ]
 
@@ -335,19 +335,19 @@ def test_a_planted_drafter_that_is_shown_nothing_is_found(monkeypatch):
     assert not all(alternated(ready("ours", False)))
 
 
-def test_favourites_are_what_the_model_held_likely():
+def test_argmax_tokens_are_what_the_model_held_likely():
     """At temperature 0 the argmax token is the token itself; elsewhere it is the argmax of a full forward pass."""
     one = ready("ours", True)
     one.drafting.forced = True  # plain steps do not keep argmax tokens
     out = lab.run(one, ASKED)
     greedy = [r for r in ASKED if r.sampling.temperature == 0]
-    assert all(np.array_equal(out[r.rollout_id].favourites, out[r.rollout_id].tokens) for r in greedy)
+    assert all(np.array_equal(out[r.rollout_id].argmax_tokens, out[r.rollout_id].tokens) for r in greedy)
     for request in [r for r in ASKED if r.sampling.temperature == 1][:4]:
         rollout = out[request.rollout_id]
         text = np.concatenate([request.prompt.tokens, rollout.tokens])
         scores = lab.sampler.numpy_llama.forward(lab.weights(0), lab.TINY, text)[request.prompt.tokens.size - 1 : -1]
         close = np.sort(scores, axis=1)[:, -1] - np.sort(scores, axis=1)[:, -2] < 1e-4
-        assert np.all((rollout.favourites == scores.argmax(axis=1)) | close)
+        assert np.all((rollout.argmax_tokens == scores.argmax(axis=1)) | close)
 
 
 def test_pages_and_slots_come_back():
@@ -379,16 +379,16 @@ def clone_is_copied_back_from_the_wrong_position(monkeypatch):
     monkeypatch.setattr(
         row_program,
         "_follow",
-        lambda width, sizes, packed, filled, *rest: real(width, sizes, packed, filled + sizes.page, *rest),
+        lambda width, sizes, packed, filled, *rest: real(width, sizes, packed, filled + sizes.page_size, *rest),
     )
 
 
 def the_losers_text_is_kept(monkeypatch):
     real = row_program._follow
 
-    def follow(width, sizes, packed, filled, cache, tokens, favourites, slots):
-        cache, _, favourites, slots = real(width, sizes, packed, filled, cache, tokens, favourites, slots)
-        return cache, tokens, favourites, slots
+    def follow(width, sizes, packed, filled, cache, tokens, argmax_tokens, slots):
+        cache, _, argmax_tokens, slots = real(width, sizes, packed, filled, cache, tokens, argmax_tokens, slots)
+        return cache, tokens, argmax_tokens, slots
 
     monkeypatch.setattr(row_program, "_follow", follow)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxrl_post.checkpoint import host_state
 from jaxrl_post.engine.speculation import ngrams
 from jaxrl_post.engine.speculation.corpus import Corpus
+from jaxrl_post.runs.checkpoint import host_state
 
 
 def groups(count, seed=0):
@@ -19,17 +19,17 @@ def groups(count, seed=0):
 
 def written(noise):
     """Returns rollouts and, half of the time, argmax tokens."""
-    answers, favourites = (
+    answers, argmax_tokens = (
         [noise.integers(0, 9, n).astype(np.int32) for n in lengths] for lengths in [noise.integers(0, 12, 3)] * 2
     )
-    return answers, favourites if noise.random() < 0.5 else None
+    return answers, argmax_tokens if noise.random() < 0.5 else None
 
 
 def test_the_table_is_that_of_the_last_groups_that_fit_and_lags_by_an_eighth():
     corpus, built, waiting, changes = Corpus(300), [], [], 0
 
     def tokens(some):
-        return sum(len(answer) for texts in some for answer in texts.answers)
+        return sum(len(answer) for texts in some for answer in texts.rollouts)
 
     for group in groups(60):
         waiting.append(group)

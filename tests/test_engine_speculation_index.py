@@ -6,31 +6,19 @@ import dataclasses
 
 import drafting_twins as twins
 import numpy as np
+import plain_rollouts
 
-from jaxrl_post.checkpoint import host_state
 from jaxrl_post.engine.speculation import corpus, ngrams, suffix_array
-from jaxrl_post.history import History
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.ring.history import History
+from jaxrl_post.ring.types import Group, Prompt, RolloutId
+from jaxrl_post.runs.checkpoint import host_state
 
 PROMPT = Prompt(id="a", tokens=[3, 1, 4, 1, 5, 9, 2, 6, 5])
 
 
 def group(epoch, answers, rewards, prompt=PROMPT):
     def rollout(sample, tokens):
-        zeros = np.zeros(len(tokens))
-        return Rollout(
-            id=RolloutId(0, "train", epoch, prompt.id, sample),
-            prompt=prompt,
-            tokens=tokens,
-            sampled=zeros == 0,
-            logprobs=zeros,
-            entropies=zeros,
-            versions=zeros,
-            drafted=zeros,
-            finish=Finish.EOS,
-            start_clock=0,
-            finish_clock=0,
-        )
+        return plain_rollouts.rollout(RolloutId(0, "train", epoch, prompt.id, sample), prompt, tokens)
 
     return Group(
         prompt=prompt,
@@ -74,7 +62,7 @@ def test_a_table_learns_what_the_model_held_likely():
     answers = group(0, [[1, 2, 3, 4]], [0.0])
     likely = Group(
         prompt=PROMPT,
-        rollouts=(dataclasses.replace(answers.rollouts[0], favourites=np.array([1, 2, 7, 4])),),
+        rollouts=(dataclasses.replace(answers.rollouts[0], argmax_tokens=np.array([1, 2, 7, 4])),),
         rewards=[0.0],
         scored=[True],
     )

@@ -21,42 +21,48 @@ FLAT = step_cost.StepCost((64, 128, 256), (1.0, 1.01, 1.02), "rows are free")
 SIZES = (64, 128, 256)
 
 
-def nothing(rows):
+DEAR = dataclasses.replace(STEEP, drafting=0.04)
+
+
+def none_right(rows):
     return 0.0
 
 
-def test_best_size_has_the_most_useful_rows_per_second():
-    assert step_cost.best_size(STEEP, SIZES, running=60, backlog=1000, worth=nothing) == (64, False)
-    assert step_cost.best_size(FLAT, SIZES, running=60, backlog=1000, worth=nothing) == (256, False)
-    assert step_cost.best_size(FLAT, SIZES, running=60, backlog=0, worth=nothing) == (64, False)
-    assert step_cost.best_size(STEEP, SIZES, running=100, backlog=0, worth=nothing) == (128, False), (
-        "a size must hold every running slot"
-    )
+def half_right(rows):
+    return rows / 2
+
+
+def at_most_40_right(rows):
+    return min(rows, 40)
+
+
+CHOICES = [  # costs, running slots, waiting rows, right drafts, further arguments: size and whether to draft, and why
+    (STEEP, 60, 1000, none_right, {}, (64, False), "the most useful rows a second"),
+    (FLAT, 60, 1000, none_right, {}, (256, False), "rows are free"),
+    (FLAT, 60, 0, none_right, {}, (64, False), "nothing waits"),
+    (STEEP, 100, 0, none_right, {}, (128, False), "a size must hold every running slot"),
+    # 60 running slots leave 4 rows of 64 and 68 of 128
+    (STEEP, 60, 0, half_right, {}, (64, True), "(60 + 34) / 2.5 < 60 / 1 < (60 + 2) / 1"),
+    (FLAT, 60, 0, half_right, {}, (256, True), "rows are free"),
+    (FLAT, 60, 0, at_most_40_right, {}, (128, True), "no more are right"),
+    (STEEP, 64, 0, half_right, {}, (64, False), "no row is left"),
+    (STEEP, 60, 4, half_right, {}, (64, False), "waiting rows come first"),
+    (DEAR, 60, 0, half_right, {}, (64, False), "62 / 1.04 < 60"),
+    (DEAR, 60, 0, half_right, {"must_draft": True}, (64, True), "it must"),
+    (STEEP, 60, 0, none_right, {"must_draft": True}, (64, True), "it must"),
+    (STEEP, 60, 0, half_right, {"opening": 0.02}, (64, True), "61.6 / 1.02 > 60"),
+    (STEEP, 60, 0, half_right, {"opening": 0.04}, (64, False), "61.6 / 1.04 < 60"),
+]
 
 
 def test_drafts_are_made_where_they_bring_more_than_they_cost():
-    """60 running slots leave 4 rows of 64 and 68 of 128. By hand: (60 + 34) / 2.5 < 60 / 1 < (60 + 2) / 1."""
-
-    def half(rows):
-        return rows / 2
-
-    assert step_cost.best_size(STEEP, SIZES, running=60, backlog=0, worth=half) == (64, True)
-    assert step_cost.best_size(FLAT, SIZES, running=60, backlog=0, worth=half) == (256, True)
-    assert step_cost.best_size(FLAT, SIZES, running=60, backlog=0, worth=lambda rows: min(rows, 40)) == (128, True)
-    assert step_cost.best_size(STEEP, SIZES, running=64, backlog=0, worth=half) == (64, False), "no row is left"
-    assert step_cost.best_size(STEEP, SIZES, running=60, backlog=4, worth=half) == (64, False), (
-        "waiting rows come first"
-    )
-    dear = step_cost.StepCost(STEEP.rows, STEEP.seconds, "the drafter costs", drafting=0.04)
-    assert step_cost.best_size(dear, SIZES, running=60, backlog=0, worth=half) == (64, False), "62 / 1.04 < 60"
-    assert step_cost.best_size(dear, SIZES, running=60, backlog=0, worth=half, must_draft=True) == (64, True)
-    assert step_cost.best_size(STEEP, SIZES, running=60, backlog=0, worth=nothing, must_draft=True) == (64, True)
-    assert step_cost.best_size(STEEP, SIZES, running=60, backlog=0, worth=half, opening=0.02) == (64, True), (
-        "61.6 / 1.02 > 60"
-    )
-    assert step_cost.best_size(STEEP, SIZES, running=60, backlog=0, worth=half, opening=0.04) == (64, False), (
-        "61.6 / 1.04 < 60"
-    )
+    """By hand: the size with the most useful rows a second."""
+    failures = [
+        (why, found)
+        for cost, running, backlog, worth, more, chosen, why in CHOICES
+        if (found := step_cost.best_size(cost, SIZES, running, backlog, worth, **more)) != chosen
+    ]
+    assert not failures
 
 
 def test_tries_take_a_hundredth_of_the_time():
@@ -114,37 +120,13 @@ def test_file(tmp_path):
     good.write_text(json.dumps({"figures": {"step_s": {"128": 0.004, "64": 0.002}}}))
     table = step_cost.load(str(good))
     assert table.rows == (64, 128) and table.drafting == 0.0
-    good.write_text(
-        json.dumps(
-            {
-                "figures": {
-                    "step_s": {"128": 0.004, "64": 0.002},
-                    "drafting_s": 0.0005,
-                    "opening_s": 0.25,
-                    "train_token_s": 0.125,
-                    "train_step_s": 0.5,
-                }
-            }
-        )
-    )
+    others = {"drafting_s": 0.0005, "opening_s": 0.25, "train_token_s": 0.125, "train_step_s": 0.5}
+    good.write_text(json.dumps({"figures": {"step_s": {"128": 0.004, "64": 0.002}, **others}}))
     whole = step_cost.load(str(good))
     assert (whole.drafting, whole.opening, whole.training, whole.updating) == (0.0005, 0.25, 0.125, 0.5)
-    assert (
-        len(
-            {
-                t.digest
-                for t in (
-                    table,
-                    whole,
-                    dataclasses.replace(whole, opening=0.0),
-                    dataclasses.replace(whole, training=0.0),
-                    dataclasses.replace(whole, updating=0.0),
-                    dataclasses.replace(whole, training=0.5, updating=0.125),
-                )
-            }
-        )
-        == 6
-    )
+    changes = ({"opening": 0.0}, {"training": 0.0}, {"updating": 0.0}, {"training": 0.5, "updating": 0.125})
+    tables = [table, whole, *(dataclasses.replace(whole, **change) for change in changes)]
+    assert len({one.digest for one in tables}) == 6
     with pytest.raises(ValueError, match="no such file; write one with scripts/bench.py cost"):
         step_cost.load(str(tmp_path / "none.json"))
     bad = tmp_path / "bad.json"

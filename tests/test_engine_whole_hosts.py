@@ -10,9 +10,9 @@ import pytest
 from jaxrl_post.config import load, resolve
 from jaxrl_post.engine import merged_weights
 from jaxrl_post.engine.whole_hosts import DistantDevice, TellingDevice
-from jaxrl_post.launch import build
-from jaxrl_post.launch.jobs import planned_devices
-from jaxrl_post.parallel import key_value, relay
+from jaxrl_post.launch.jobs import roles
+from jaxrl_post.launch.parts import build
+from jaxrl_post.parallel import exchange
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer.state import abstract
 from jaxrl_post.trainer.whole_hosts import Row
@@ -23,10 +23,10 @@ def job(monkeypatch):
     """A job of two processes in one: `at` is the process that runs, and the coordinator's store is a dict."""
     found = SimpleNamespace(at=0, store={})
     monkeypatch.setattr(jax, "process_index", lambda: found.at)
-    monkeypatch.setattr(key_value, "put_bytes", found.store.__setitem__)
-    monkeypatch.setattr(key_value, "get_bytes", lambda key, limit_s: found.store[key])
-    monkeypatch.setattr(key_value, "drop", found.store.__delitem__)
-    monkeypatch.setattr(key_value, "meet", lambda: None)
+    monkeypatch.setattr(exchange, "put", found.store.__setitem__)
+    monkeypatch.setattr(exchange, "get", lambda key, limit_s: found.store[key])
+    monkeypatch.setattr(exchange, "drop", found.store.__delitem__)
+    monkeypatch.setattr(exchange, "meet", lambda: None)
     return found
 
 
@@ -73,7 +73,7 @@ def test_a_process_without_devices_decides_as_one_that_has_them(job, drafter):
     past = lab.groups_of(asked, lab.run(lab.engine(), asked)) if drafter else ()
     for job.at, device in ((0, telling), (1, distant)):
         more = dict(drafting=lab.drafting(drafter, past), cost=lab.FREE_ROWS) if drafter else {}
-        one = lab.made(lab.TINY, params, mesh, device=device(relay.Relay("dispatch", 0)), **more)
+        one = lab.made(lab.TINY, params, mesh, device=device(exchange.Relay("dispatch", 0)), **more)
         runs.append(turned(one, asked, params))
     assert runs[0] == runs[1] and sum(map(len, runs[0][0])) == 40 and len(runs[0][0]) > 8
     assert not drafter or runs[1][1]["spec/num_accepted"] > 0
@@ -82,9 +82,9 @@ def test_a_process_without_devices_decides_as_one_that_has_them(job, drafter):
 def test_metrics_are_told_when_they_are_read_and_dropped_two_publishes_later(job):
     sides = []
     for job.at in (0, 1):
-        relays = relay.Relays()
+        relays = exchange.Relays()
         relays.open = lambda topic, teller, relays=relays: (
-            relays._all.append(relay.Relay(topic, teller)) or relays._all[-1]
+            relays._all.append(exchange.Relay(topic, teller)) or relays._all[-1]
         )
         sides.append((relays, relays.open("metrics", 0)))
     (first, tells), (second, hears) = sides
@@ -100,7 +100,7 @@ def test_metrics_are_told_when_they_are_read_and_dropped_two_publishes_later(job
     held = []
     for _ in range(3):
         for job.at, side in ((0, first), (1, second)):
-            side.drop_heard()
+            side.release_received()
         held.append(len(job.store))
     assert held == [1, 0, 0]
 
@@ -117,4 +117,4 @@ def test_what_whole_hosts_cannot_do_is_refused_in_the_plan(given, sentence):
     options += ["scheduler.stream=8", "optimizer.lr=0.001"] if "lend" in given else []
     config = resolve(load("configs/demo.py"), options)
     with pytest.raises(ValueError, match=sentence):
-        build.device_plan(config, planned_devices.local(2, 4))
+        build.device_plan(config, roles.planned_here(2, 4))

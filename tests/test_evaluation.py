@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from toy_ring import SAMPLING, ToyEngine, ToyPrompts, ToyRewards
 
-from jaxrl_post.evaluation import Evaluation, evaluate
-from jaxrl_post.types import Finish, Group, Prompt, Request, Rollout, RolloutId, Sampling
+from jaxrl_post.launch.parts.evaluation import Evaluation, evaluate
+from jaxrl_post.ring.types import Finish, Group, Prompt, Request, Rollout, RolloutId, Sampling
 
 PROMPTS = ToyPrompts(6).prompts
 
@@ -66,27 +66,10 @@ def test_an_engine_that_runs_dry_is_an_error():
 
 def group(name, source, marks, lengths, scored=None, finish=Finish.EOS):
     prompt = Prompt(id=name, tokens=[1], source=source)
-    rollouts = []
-    for sample, n in enumerate(lengths):
-        zeros = np.zeros(n)
-        rollouts.append(
-            Rollout(
-                id=RolloutId(0, "eval", 0, name, sample),
-                prompt=prompt,
-                tokens=zeros,
-                sampled=zeros == 0,
-                logprobs=zeros,
-                entropies=zeros,
-                versions=zeros,
-                drafted=zeros,
-                finish=finish,
-                start_clock=0,
-                finish_clock=0,
-            )
-        )
+    ids = [RolloutId(0, "eval", 0, name, sample) for sample in range(len(lengths))]
     return Group(
         prompt=prompt,
-        rollouts=tuple(rollouts),
+        rollouts=tuple(Rollout.written(id, prompt, np.zeros(n), finish) for id, n in zip(ids, lengths)),
         rewards=np.array(marks) * 5.0,
         scored=np.ones(len(marks), bool) if scored is None else scored,
         components={"acc": marks},

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_post.checkpoint import host_state
-from jaxrl_post.history import OVERHEAD, History
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.ring.history import OVERHEAD, History
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.runs.checkpoint import host_state
 
 
 def group(prompt, epoch, *, answers=2, seed=0, longest=6):
@@ -26,7 +26,7 @@ def group(prompt, epoch, *, answers=2, seed=0, longest=6):
                 id=RolloutId(0, "train", epoch, prompt, sample),
                 prompt=about,
                 tokens=noise.integers(0, 99, n),
-                favourites=noise.integers(0, 99, n),
+                argmax_tokens=noise.integers(0, 99, n),
                 sampled=np.arange(n) < max(n - 1, 0),
                 logprobs=zeros,
                 entropies=zeros,
@@ -51,7 +51,7 @@ def told(history, prompt):
     return [
         (
             past.epoch,
-            [past.answer(i).tolist() for i in range(len(past.rewards))],
+            [past.rollout_tokens(i).tolist() for i in range(len(past.rewards))],
             past.lengths.tolist(),
             [text.tolist() for text in past.texts_to_learn],
             past.rewards.tolist(),
@@ -68,7 +68,7 @@ def expected(group):
         group.rollouts[0].id.epoch,
         [r.tokens.tolist() for r in group.rollouts],
         [len(r) for r in group.rollouts],
-        [r.favourites.tolist() for r in group.rollouts],
+        [r.argmax_tokens.tolist() for r in group.rollouts],
         group.rewards.tolist(),
         group.scored.tolist(),
         versions,

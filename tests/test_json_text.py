@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from jaxrl_post import json_text
+from jaxrl_post.ring import json_text
 
 
 @pytest.mark.parametrize("path", ["Qwen/Qwen2.5-0.5B", "openai/gsm8k", "HuggingFaceTB/SmolLM2-135M-Instruct"])

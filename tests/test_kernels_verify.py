@@ -14,8 +14,9 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interprete
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks as interpreted_gpu
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
-from jaxrl_post.engine import row_program as device
+from jaxrl_post.engine import row_program
 from jaxrl_post.engine.compiled import Programs
+from jaxrl_post.engine.host.wire import TABLE, EngineSettings
 from jaxrl_post.engine.row_state import RowProgram
 from jaxrl_post.kernels import sampling, sampling_gpu, sampling_tpu, thresholds, tiles, verify
 from jaxrl_post.kernels.pallas_tpu import pltpu
@@ -197,24 +198,25 @@ def test_on_cpu_it_is_the_reference_bit_for_bit():
 def test_the_row_program_holds_the_kernel(platform, shape):
     """Lowers the engine's dispatch for a platform that is not present, on one device and on several."""
     mesh, config = meshes.make_mesh(*shape), dataclasses.replace(lab.TINY, vocab_size=2056)
-    sizes = device.Sizes.of(
-        meshes.replicas(mesh),
+    sizes = EngineSettings(
+        replicas=meshes.replicas(mesh),
         slots=4,
         max_length=32,
         page_size=16,
         pages=8,
+        row_sizes=(8,),
         head_rows=4,
         steps_per_dispatch=2,
         restricted=True,
     )
-    programs = Programs(config, mesh, sizes, (8,), jnp.float32)
+    programs = Programs(config, mesh, sizes)
     homes = meshes.param_shardings(mesh, decoder.axes(config), "engine")
     params = jax.tree.map(
         lambda x, home: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=home), decoder.abstract(config), homes
     )
     run = jax.jit(
         functools.partial(
-            device.dispatch,
+            row_program.dispatch,
             RowProgram(
                 rows=8,
                 sizes=programs.sizes,
@@ -225,7 +227,7 @@ def test_the_row_program_holds_the_kernel(platform, shape):
             ),
         )
     )
-    packed = jax.ShapeDtypeStruct((sizes.replicas, 4, device.TABLE + sizes.blocks), jnp.int32)
+    packed = jax.ShapeDtypeStruct((sizes.replicas, 4, TABLE + sizes.blocks), jnp.int32)
     state, tables = jax.eval_shape(lambda: programs.blanks(programs.drafter))
     traced = run.trace(params, tables, state, packed, jax.ShapeDtypeStruct((3,), jnp.int32))
     assert CUSTOM_CALL[platform] in traced.lower(lowering_platforms=(platform,)).as_text()

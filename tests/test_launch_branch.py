@@ -11,9 +11,9 @@ from resumed_runs import FLAGS, final_state, here, whole_run  # noqa: F401  (a f
 from test_main import go
 
 from jaxrl_post import main as command
-from jaxrl_post.checkpoint import store
 from jaxrl_post.launch import branch
-from jaxrl_post.telemetry import metrics
+from jaxrl_post.runs import metric_rows
+from jaxrl_post.runs.checkpoint import store
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -38,8 +38,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def steps(folder: Path) -> list[dict]:
-    rows = [row for row in metrics.read(folder / "metrics.jsonl") if "actor/grad_norm" in row]
-    return [metrics.deterministic(row) for row in rows]
+    rows = [row for row in metric_rows.read(folder / "metrics.jsonl") if "actor/grad_norm" in row]
+    return [metric_rows.deterministic(row) for row in rows]
 
 
 def events(folder: Path, name: str) -> list[dict]:

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrl_post.config import EngineConfig
-from jaxrl_post.launch import build
+from jaxrl_post.launch.parts import build
 
 
 @pytest.mark.parametrize("dropped", [[], [64]])

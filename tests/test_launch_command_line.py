@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxrl_post import main
-from jaxrl_post.launch.command_line import OVERRIDE, RUN, Flags, parse
+from jaxrl_post.launch.command_line import Flags, parse
 
 
 @pytest.mark.parametrize(
@@ -53,9 +52,3 @@ def test_flags_that_do_not_go_together_are_one_sentence(words, sentence):
 
 def test_an_override_without_a_value_is_left_to_the_reader_of_options():
     assert parse(["--config=a.py", "--config.steps", "--dry-run"]).overrides == ("steps",)
-
-
-def test_the_help_of_the_command_names_every_flag():
-    words = set(str(main.__doc__).replace("[", " ").replace("]", " ").replace("=", " ").split())
-    assert {form.replace("=", " ").split()[0] for form in RUN if form != OVERRIDE} <= words
-    assert "--config.a.b" in words

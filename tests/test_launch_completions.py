@@ -15,7 +15,7 @@ from config_arms import PAIRS, SUPERVISED
 from jaxrl_post import config as configs
 from jaxrl_post.data import tasks
 from jaxrl_post.data.tokenizer import characters
-from jaxrl_post.launch import completions, inputs
+from jaxrl_post.launch.parts import completions, inputs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_post.config import default, resolve
-from jaxrl_post.launch import build, critic_start
+from jaxrl_post.launch.parts import build, second_models
 from jaxrl_post.models import decoder, hf
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
@@ -30,11 +30,11 @@ def saved(folder, model=MODEL, seed=3):
 def test_a_folders_weights_without_its_head(tmp_path):
     there = saved(tmp_path / "critic")
     policy = decoder.init(MODEL, 0)
-    made = critic_start.critic(config(f"critic.path={tmp_path / 'critic'}"), MODEL, policy, meshes.make_mesh())
+    made = second_models.critic(config(f"critic.path={tmp_path / 'critic'}"), MODEL, policy, meshes.make_mesh())
     assert "head" in there and "head" not in made.weights["trunk"]
     np.testing.assert_array_equal(made.weights["trunk"]["embed"], there["embed"])
     assert not np.array_equal(there["embed"], policy["embed"])
-    made = critic_start.critic(config(), MODEL, policy, meshes.make_mesh())
+    made = second_models.critic(config(), MODEL, policy, meshes.make_mesh())
     np.testing.assert_array_equal(made.weights["trunk"]["embed"], policy["embed"])
 
 
@@ -48,15 +48,9 @@ def test_a_folders_weights_without_its_head(tmp_path):
 def test_a_folder_of_no_use_is_refused(tmp_path, path, words):
     saved(tmp_path / "wider", dataclasses.replace(MODEL, ffw=32))
     with pytest.raises(ValueError, match=words):
-        critic_start.critic(
+        second_models.critic(
             config(f"critic.path={tmp_path / path}"), MODEL, decoder.abstract(MODEL), meshes.make_mesh()
         )
-
-
-def test_a_critic_of_whole_hosts_is_refused():
-    with pytest.raises(ValueError, match="algorithm.adv_estimator='gae' keeps state .* mesh.engine is 0"):
-        critic_start.refuse_whole_hosts(config())
-    critic_start.refuse_whole_hosts(resolve(default(), ["model.preset=tiny"]))
 
 
 @pytest.mark.parametrize("trunk", ["own", "policy"])

@@ -9,11 +9,13 @@ import jax
 import pytest
 
 from jaxrl_post.config import load, resolve
-from jaxrl_post.launch import build, device_check, inputs, memory_plan
+from jaxrl_post.launch import device_check
+from jaxrl_post.launch.parts import build, inputs
+from jaxrl_post.launch.plan import memory_plan
 from jaxrl_post.parallel import devices
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-SMALL = "gsm8k_qwen2_5_0_5b.py"
+SMALL = "models/gsm8k_qwen2_5_0_5b.py"
 GIB = 1 << 30
 
 
@@ -46,11 +48,11 @@ def test_a_cpu_is_no_news():
         (f"{SMALL}:l4", "NVIDIA L4", 23034, 1, "gpu"),
         (f"{SMALL}:v5e-1", "TPU v5 lite", 16128, 1, "tpu"),
         (SMALL, "NVIDIA H100 80GB HBM3", 81559, 1, "gpu"),
-        ("gsm8k_qwen2_5_7b.py:8xh100", "NVIDIA H100 80GB HBM3", 81559, 8, "gpu"),
-        ("gsm8k_qwen2_5_7b.py:8xh100", "NVIDIA B200", 183359, 8, "gpu"),
-        ("gsm8k_qwen2_5_7b.py:v5e-16", "TPU v5 lite", 16128, 16, "tpu"),
-        ("gsm8k_qwen2_5_7b.py", "TPU v6 lite", 32000, 16, "tpu"),
-        ("gsm8k_qwen3.py:32b-v5p-64", "TPU v5", 98038, 32, "tpu"),
+        ("models/gsm8k_qwen2_5_7b.py:8xh100", "NVIDIA H100 80GB HBM3", 81559, 8, "gpu"),
+        ("models/gsm8k_qwen2_5_7b.py:8xh100", "NVIDIA B200", 183359, 8, "gpu"),
+        ("models/gsm8k_qwen2_5_7b.py:v5e-16", "TPU v5 lite", 16128, 16, "tpu"),
+        ("models/gsm8k_qwen2_5_7b.py", "TPU v6 lite", 32000, 16, "tpu"),
+        ("models/gsm8k_qwen3.py:32b-v5p-64", "TPU v5", 98038, 32, "tpu"),
     ],
 )
 def test_what_the_page_of_presets_promises_is_not_refused(monkeypatch, name, kind, mib, count, platform):

@@ -13,10 +13,11 @@ import pytest
 
 from jaxrl_post import config as configs
 from jaxrl_post.data.tokenizer import characters
-from jaxrl_post.launch import inputs, run_folder
+from jaxrl_post.launch.parts import inputs
 from jaxrl_post.models import decoder, hf
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh
+from jaxrl_post.runs import run_folder
 
 TINY = PRESETS["tiny"]
 

@@ -19,15 +19,17 @@ from test_launch_jobs import place  # noqa: E402, F401  (a fixture that every te
 
 from jaxrl_post.commands import launch  # noqa: E402
 from jaxrl_post.config import load, resolve  # noqa: E402
-from jaxrl_post.launch import chips, inputs, roofline, stop_signal  # noqa: E402
-from jaxrl_post.launch.jobs import forecast, plan, planned_devices, roles  # noqa: E402
+from jaxrl_post.launch import stop_signal  # noqa: E402
+from jaxrl_post.launch.jobs import plan, roles  # noqa: E402
 from jaxrl_post.launch.jobs import request as requests  # noqa: E402
+from jaxrl_post.launch.parts import inputs  # noqa: E402
+from jaxrl_post.launch.plan import chips, roofline  # noqa: E402
 from jaxrl_post.parallel import mesh as meshes  # noqa: E402
 
 
 def settled(name):
     """Config, model and slice of a launch."""
-    flags = launch._read([*launches.LAUNCHES[name], "--dry-run"])
+    flags = launch.main.read([*launches.LAUNCHES[name], "--dry-run"])
     where = launch._request(flags).where
     config = resolve(load(flags.config), flags.overrides, platform=where.chip.platform)
     return config, inputs.shape(config), where
@@ -37,7 +39,7 @@ def settled(name):
 def test_a_publish_brings_each_host_its_replicas_weights(name):
     """Each device gets its part of a replica. One part in fsdp x tensor is there already, at most, and no more."""
     config, model, where = settled(name)
-    hosts = roles.of(config, model, planned_devices.of(where))
+    hosts = roles.of(config, model, roles.planned(where))
     assert len(hosts) == where.hosts and sum(one.learns for one in hosts) == config.mesh.learner
     whole = 2 * roofline.parameters(model)
     got = sum(one.near + one.far for one in hosts)
@@ -53,7 +55,7 @@ def test_a_publish_brings_each_host_its_replicas_weights(name):
 
 def test_a_split_over_slices_keeps_weights_and_replicas_within_each():
     """Half of each slice's hosts learn, and the others generate. Weights come from the own slice alone."""
-    devices = planned_devices.of(chips.read("v6e-32").times(2))
+    devices = roles.planned(chips.read("v6e-32").times(2))
     learner, engine = meshes.make_split(2, 16, 1, 32, 4, devices=devices)
     assert [{device.slice_index for device in part.flat} for part in learner.devices] == [{0}, {1}]
     assert all(len({device.slice_index for device in one.flat}) == 1 for one in engine.devices)
@@ -61,7 +63,7 @@ def test_a_split_over_slices_keeps_weights_and_replicas_within_each():
     assert len(meshes.processes(learner)) == len(meshes.processes(engine)) == 8
     split = ["mesh.data=2", "mesh.fsdp=16", "mesh.engine=32", "mesh.engine_tensor=4", "batch.rows=32"]
     split += ["engine.sleep=false", "scheduler.name=pipeline"]
-    config = resolve(load("configs/gsm8k_qwen3.py"), split, platform="tpu")
+    config = resolve(load("configs/models/gsm8k_qwen3.py"), split, platform="tpu")
     hosts = roles.of(config, inputs.shape(config), devices)
     assert {(one.role, one.learns, one.generates, one.far) for one in hosts} == {
         ("learns", 4, 0, 0),
@@ -73,30 +75,28 @@ def test_a_split_over_slices_keeps_weights_and_replicas_within_each():
 
 
 def test_hosts_of_tpus_are_blocks_of_chips_and_slices_are_apart():
-    devices = planned_devices.of(chips.read("v5e-16").times(2))
+    devices = roles.planned(chips.read("v5e-16").times(2))
     assert [device.id for device in devices] == list(range(32))
     blocks = {(d.slice_index, d.process_index, d.coords[0] // 2, d.coords[1] // 2) for d in devices}
     assert len(blocks) == 8 == len({device.process_index for device in devices})
-    assert {device.core_on_chip for device in planned_devices.of(chips.read("tpu7x-8"))} == {0, 1}
+    assert {device.core_on_chip for device in roles.planned(chips.read("tpu7x-8"))} == {0, 1}
 
 
 def test_a_forecast_by_hand():
     """32 billion weights with bfloat16 moments are 8 bytes each, written by 8 hosts at 200 MB/s."""
     config, model, where = settled("gke-tpu-v5p-64")
     assert config.optimizer.moments_dtype == "bfloat16"
-    found = forecast.of(config, model, 100.0, where.hosts)
+    found = plan.forecast(config, model, 100.0, where.hosts)
     assert found.save_s == pytest.approx(32762123264 * 8 / 8 / 2e8)
     assert found.saves == 6 and found.hours == pytest.approx((174 * 100 + 6 * found.save_s) / 3600)
     assert found.grace_s == 10 * int(np.ceil((100 * config.scheduler.updates + found.save_s + 30) / 10))
-    assert forecast.of(config, model, 0.1, 8, save_s=1.0).grace_s == forecast.LEAST_S
-    uploaded = forecast.of(config, model, 100.0, where.hosts, uploads=True)
+    assert plan.forecast(config, model, 0.1, 8, save_s=1.0).grace_s == plan.LEAST_S
+    uploaded = plan.forecast(config, model, 100.0, where.hosts, uploads=True)
     assert (uploaded.upload_s, uploaded.hours) == (found.save_s, found.hours)
     assert uploaded.grace_s == 10 * int(np.ceil((100 * config.scheduler.updates + 2 * found.save_s + 30) / 10))
-    assert (
-        stop_signal.limit({stop_signal.GRANTED: str(forecast.LEAST_S)}) >= stop_signal.LIMIT_S
-    )  # what a process takes
-    assert forecast.of(config, model, 9e9, 8).grace_s == forecast.MOST_S
-    _, chip_hours, grace = forecast.lines(found, where, 2.0)
+    assert stop_signal.limit({stop_signal.GRANTED: str(plan.LEAST_S)}) >= stop_signal.LIMIT_S  # what a process takes
+    assert plan.forecast(config, model, 9e9, 8).grace_s == plan.MOST_S
+    _, chip_hours, grace = plan.forecast_lines(found, where, 2.0)
     assert f"= ${32 * found.hours * 2:,.2f}" in chip_hours and f"{found.grace_s} s" in grace
 
 
@@ -145,7 +145,7 @@ def test_a_request_knows_the_config_as_its_processes_will():
     """The variables of --env are those of the pod, for the time of reading alone."""
     before = dict(os.environ)
     with plan._with({"JAXRL_MODELS": "/mnt/elsewhere", "ONE_MORE": "1"}):
-        assert load("configs/gsm8k_qwen2_5_7b.py").model.path == "/mnt/elsewhere/Qwen2.5-7B-Instruct"
+        assert load("configs/models/gsm8k_qwen2_5_7b.py").model.path == "/mnt/elsewhere/Qwen2.5-7B-Instruct"
     assert dict(os.environ) == before
 
 

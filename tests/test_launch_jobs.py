@@ -17,8 +17,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import launches  # noqa: E402
 
-from jaxrl_post.launch import device_less, local_job  # noqa: E402
-from jaxrl_post.launch.jobs import gke, local, manifest  # noqa: E402
+from jaxrl_post.launch.jobs import gke, local  # noqa: E402
+from jaxrl_post.launch.plan import device_less  # noqa: E402
 
 JOBSETS = [name for name in launches.LAUNCHES if name.startswith("gke")]
 SCRIPTS = sorted(file for file in launches.GOLDENS.rglob("*") if file.suffix in (".sh", ".sbatch"))
@@ -44,6 +44,17 @@ def test_the_files_are_the_golden_ones_whatever_secrets_there_are(name, tmp_path
     assert files == golden, "python scripts/launches.py --write, and read the difference"
 
 
+def golden(name: str) -> dict:
+    """The manifest of a launch."""
+    return yaml.safe_load((launches.GOLDENS / name / gke.FILE).read_text())
+
+
+def job_of(name: str) -> dict:
+    """The one job of a launch's manifest."""
+    (job,) = golden(name)["spec"]["replicatedJobs"]
+    return job["template"]["spec"]
+
+
 def test_eleven_launches_and_one_more_have_goldens():
     assert len(launches.LAUNCHES) == 11 + len(launches.EXTRA)
     assert sorted(path.name for path in launches.GOLDENS.iterdir()) == sorted(launches.LAUNCHES)
@@ -59,12 +70,7 @@ def test_every_command_resumes_one_folder(name):
 
 def test_one_machine_of_gpus_asks_for_no_network_between_hosts():
     """T23: neither a daemon nor eight networks, nor a coordinator's address."""
-    alone, joined = (
-        yaml.safe_load((launches.GOLDENS / name / gke.FILE).read_text())["spec"]["replicatedJobs"][0]["template"][
-            "spec"
-        ]
-        for name in ("gke-gpu-a3", "gke-gpu-2-a3")
-    )
+    alone, joined = job_of("gke-gpu-a3"), job_of("gke-gpu-2-a3")
     assert "metadata" not in alone["template"] and "initContainers" not in alone["template"]["spec"]
     assert "vpc8" in str(joined["template"]["metadata"]) and joined["template"]["spec"]["initContainers"]
     (own,), (other,) = (job["template"]["spec"]["containers"] for job in (alone, joined))
@@ -83,13 +89,13 @@ def test_a_folder_that_dies_with_its_slice_is_refused():
 
 @pytest.mark.parametrize("name", JOBSETS)
 def test_every_misspelt_field_of_a_jobset_is_refused(name):
-    whole = yaml.safe_load((launches.GOLDENS / name / gke.FILE).read_text())
-    manifest.check(whole)
+    whole = golden(name)
+    gke.check_manifest(whole)
     places = list(launches.fields_of(whole))
     assert len(places) > 60
     for place in places:
         with pytest.raises(ValueError, match="JobSet: "):
-            manifest.check(launches.misspelt(whole, place))
+            gke.check_manifest(launches.misspelt(whole, place))
 
 
 @pytest.mark.parametrize(
@@ -102,18 +108,18 @@ def test_every_misspelt_field_of_a_jobset_is_refused(name):
     ],
 )
 def test_a_value_of_another_type_is_refused(path, value):
-    whole = yaml.safe_load((launches.GOLDENS / JOBSETS[0] / gke.FILE).read_text())
+    whole = golden(JOBSETS[0])
     *above, last = path
     part = whole
     for one in above:
         part = part[one]
     part[last] = value
     with pytest.raises(ValueError, match="JobSet: "):
-        manifest.check(whole)
+        gke.check_manifest(whole)
 
 
 def test_a_jobset_says_what_follows_each_end_of_a_pod():
-    whole = yaml.safe_load((launches.GOLDENS / "gke-tpu-2-v6e-32" / gke.FILE).read_text())
+    whole = golden("gke-tpu-2-v6e-32")
     spec = whole["spec"]
     maintenance, mistake = spec["failurePolicy"]["rules"]
     assert maintenance["action"] == "RestartJobSetAndIgnoreMaxRestarts"
@@ -136,8 +142,7 @@ def test_a_jobset_says_what_follows_each_end_of_a_pod():
 
 @pytest.mark.parametrize("name", ["gke-gpu-2-a3", "gke-gpu-4-a3-ultra", "gke-gpu-2-a4"])
 def test_gpus_have_shared_memory_and_their_network(name):
-    whole = yaml.safe_load((launches.GOLDENS / name / gke.FILE).read_text())
-    pod = whole["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    pod = job_of(name)["template"]
     (container,), (network,) = pod["spec"]["containers"], pod["spec"]["initContainers"]
     assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
     assert any(one.get("emptyDir", {}).get("medium") == "Memory" for one in pod["spec"]["volumes"])
@@ -287,7 +292,7 @@ def test_a_batch_script_goes_back_into_the_queue_after_42_alone(tmp_path):
 
 def test_a_local_job_starts_a_process_for_each_part_of_the_mesh(tmp_path, monkeypatch):
     called, executed = [], []
-    monkeypatch.setattr(local_job, "run_job", lambda *given: called.append(given) or 42)
+    monkeypatch.setattr(local, "run_job", lambda *given: called.append(given) or 42)
     monkeypatch.setattr(os, "execv", lambda *given: executed.append(given))
     launches.printed([*launches.LAUNCHES["local-4"], f"--out={tmp_path}"])
     ((program, words),) = executed
@@ -300,7 +305,7 @@ def test_a_local_job_starts_a_process_for_each_part_of_the_mesh(tmp_path, monkey
 
 
 def test_a_local_job_joins_no_other_one(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(local_job, "run_job", lambda *given: pytest.fail("it was run"))
+    monkeypatch.setattr(local, "run_job", lambda *given: pytest.fail("it was run"))
     with socket.create_server(("localhost", 0)) as other:
         port = other.getsockname()[1]
         launches.printed([*launches.LAUNCHES["local-4"], f"--port={port}", "--dry-run", f"--out={tmp_path}"])
@@ -334,33 +339,35 @@ def test_a_local_job_of_two_real_processes_runs_to_its_end_and_is_not_run_twice(
 # ---- What does not fit, and secrets
 
 
+def one_sentence(arguments: list[str], said: str) -> bool:
+    """Whether a dry run ends with 1 and these words in one short line."""
+    code, _, errors = launches.printed([*arguments, "--dry-run"])
+    return code == 1 and errors.count("\n") == 1 and said in errors and len(errors) < 500
+
+
 @pytest.mark.parametrize("name", launches.MISFITS)
 def test_a_misfit_is_one_sentence(name):
-    misfit = launches.MISFITS[name]
-    code, _, errors = launches.printed([*misfit.arguments, "--dry-run"])
-    assert code == 1 and errors.count("\n") == 1 and misfit.said in errors and len(errors) < 500
+    assert one_sentence(launches.misfit(name), launches.MISFITS[name][1])
 
 
-def test_there_are_twenty_misfits():
+MALFORMED = [
+    (["--target"], "launch: "),
+    (["--price=-1"], "--price=-1 must be at least 0"),
+    (["--nodes=0"], "must be a whole number of at least 1"),
+    (["--env=A"], "must be NAME=VALUE"),
+    (["--env=A=1", "--env=A=2"], "sets 'A' twice"),
+    (["--env=A=1", "--secret=A=a/b"], "both set A"),
+    (["--env=a-b=1"], "is no name of a variable"),
+]
+
+
+def test_flags_of_another_form_are_one_sentence():
+    """There are more than twenty misfits beside them."""
     assert len(launches.MISFITS) >= 20
-
-
-@pytest.mark.parametrize(
-    "more, said",
-    [
-        (["--target"], "launch: "),
-        (["--price=-1"], "--price=-1 must be at least 0"),
-        (["--nodes=0"], "must be a whole number of at least 1"),
-        (["--env=A"], "must be NAME=VALUE"),
-        (["--env=A=1", "--env=A=2"], "sets 'A' twice"),
-        (["--env=A=1", "--secret=A=a/b"], "both set A"),
-        (["--env=a-b=1"], "is no name of a variable"),
-        (["--slcie=v5e-16"], "nearest is --slice"),
-    ],
-)
-def test_a_flag_of_another_form_is_one_sentence(more, said):
-    code, _, errors = launches.printed([*launches.LAUNCHES["gke-tpu-v5p-64"], *more, "--dry-run"])
-    assert code == 1 and errors.count("\n") == 1 and said in errors
+    valid = launches.LAUNCHES["gke-tpu-v5p-64"]
+    assert [more for more, said in MALFORMED if not one_sentence([*valid, *more], said)] == []
+    code, _, errors = launches.printed([*valid, "--slcie=v5e-16", "--dry-run"])  # which names all flags
+    assert code == 1 and errors.count("\n") == 1 and "nearest is --slice" in errors
 
 
 @pytest.mark.parametrize("name", ["gke-tpu-v5e-16", "tpu-vm-v5p-64", "slurm-2-8xh100"])

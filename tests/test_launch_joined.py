@@ -11,8 +11,8 @@ import pytest
 from jax._src.clusters import ClusterEnv, cloud_tpu_cluster
 from resumed_runs import here  # noqa: F401  (a fixture)
 
-from jaxrl_post.launch import attempts
 from jaxrl_post.parallel import cluster
+from jaxrl_post.runs import attempts
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))

@@ -12,17 +12,17 @@ import pytest
 
 from jaxrl_post import config as configs
 from jaxrl_post.data import chat
-from jaxrl_post.launch import inputs, judge_start, judges
-from jaxrl_post.serve.asked import Asked
+from jaxrl_post.launch.parts import inputs, judges, second_models
+from jaxrl_post.ring.types import Finish, Prompt, Rollout, RolloutId
 from jaxrl_post.serve.prompts import Reading
-from jaxrl_post.types import Finish, Prompt, Rollout, RolloutId
+from jaxrl_post.serve.request_bodies import SamplingRequest
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 TEXTS = {1: "#9", 2: "4+5=9#9", 3: "#" * 300, 4: "no words of the judge"}
 
 
 def given(*overrides: str) -> configs.Config:
-    return configs.resolve(configs.load(str(CONFIGS / "demo_judge.py")), overrides)
+    return configs.resolve(configs.load(str(CONFIGS / "demo/judge.py")), overrides)
 
 
 def decode(tokens, before=()) -> str:
@@ -31,7 +31,7 @@ def decode(tokens, before=()) -> str:
 
 @pytest.fixture(scope="module")
 def files():
-    return inputs.policy(judge_start.settings(given()))
+    return inputs.policy(second_models.judge_settings(given()))
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def test_a_question_is_that_of_a_server(files):
     template = chat.load(files.place)
     reading = Reading(files.tokenizer, template, 128, tools=False)
     text = "4+5= 4+5=9#9"
-    served = reading.prompts(Asked(messages=({"role": "user", "content": text},)))[0]
+    served = reading.prompts(SamplingRequest(messages=({"role": "user", "content": text},)))[0]
     reading.close()
     with asking(files) as ask:
         request = ask(rollout(2))
@@ -95,7 +95,7 @@ def test_a_reply_gets_the_positions_that_are_left(files):
 def test_without_a_template_the_question_is_plain_text(files, tmp_path):
     shutil.copytree(files.place, tmp_path / "plain")
     (tmp_path / "plain" / "chat_template.jinja").unlink()
-    own = inputs.policy(judge_start.settings(given(f"judge.model={tmp_path / 'plain'}")))
+    own = inputs.policy(second_models.judge_settings(given(f"judge.model={tmp_path / 'plain'}")))
     with asking(own) as ask:
         assert own.tokenizer.decode(ask(rollout(1)).prompt.tokens) == "4+5= #9"
 
@@ -108,19 +108,21 @@ def test_what_is_refused_before_anything_is_compiled(files, tmp_path):
         asking(files, "judge.max_length=6", "judge.max_tokens=5"),
     ):
         pass
-    with pytest.raises(ValueError, match="there is no such folder with a config.json"):
-        judge_start.settings(given(f"judge.model={tmp_path}"))
+    with pytest.raises(ValueError, match="no such folder with a config.json"):
+        second_models.judge_settings(given(f"judge.model={tmp_path}"))
     with pytest.raises(ValueError, match="engine.max_length=4096 is beyond the model's 128 positions"):
-        inputs.policy(judge_start.settings(given("judge.max_length=4096")))
+        inputs.policy(second_models.judge_settings(given("judge.max_length=4096")))
 
 
 def test_its_weights_belong_to_the_run(tmp_path):
     shutil.copytree(CONFIGS / "judge_policy", tmp_path / "judge")
-    one = judge_start.digest(given(f"judge.model={tmp_path / 'judge'}"))
+    one = second_models.judge_digest(given(f"judge.model={tmp_path / 'judge'}"))
     file = tmp_path / "judge" / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(bytes(data))
-    assert list(one) == ["judge.model"] and judge_start.digest(given(f"judge.model={tmp_path / 'judge'}")) != one
-    assert judge_start.digest(given("judge.model=", "judge.question=", "judge.high=1", "judge.weight=1",
+    assert (
+        list(one) == ["judge.model"] and second_models.judge_digest(given(f"judge.model={tmp_path / 'judge'}")) != one
+    )
+    assert second_models.judge_digest(given("judge.model=", "judge.question=", "judge.high=1", "judge.weight=1",
                                     "judge.max_length=1024", "judge.max_tokens=64")) == {}  # fmt: skip

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_post.launch import local_job
-from jaxrl_post.launch.local_job import job_code, may_restart, run_job
+from jaxrl_post.launch.jobs import local
+from jaxrl_post.launch.jobs.local import job_code, may_restart, run_job
 
 ROOT = str(Path(__file__).parents[1])
 # Counts its own starts in a file, and ends the n-th with the n-th of the codes that it is given. -9 is a kill.
@@ -63,22 +63,9 @@ def test_what_a_restart_says(tmp_path):
 
 
 def test_codes_of_a_job():
-    assert [job_code(codes) for codes in ([0, 0], [42, 0], [42, 1], [-9, 42], [-15], [0, -9], [2, 1])] == [
-        0,
-        42,
-        1,
-        42,
-        143,
-        137,
-        2,
-    ]
-    assert [may_restart(codes) for codes in ([0, 0], [42, 0], [42, 1], [-9, 42], [-15])] == [
-        False,
-        True,
-        False,
-        True,
-        True,
-    ]
+    ends = ([0, 0], [42, 0], [42, 1], [-9, 42], [-15], [0, -9], [2, 1])
+    assert list(map(job_code, ends)) == [0, 42, 1, 42, 143, 137, 2]
+    assert [codes for codes in ends[:5] if may_restart(codes)] == [[42, 0], [-9, 42], [-15]]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +119,8 @@ def test_what_a_process_began_ends_with_it(tmp_path):
 
 
 def test_processes_that_do_not_leave_a_failed_job_are_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(local_job, "LEAVE_S", 0.3)
-    monkeypatch.setattr(local_job, "STOP_S", 0.3)
+    monkeypatch.setattr(local, "LEAVE_S", 0.3)
+    monkeypatch.setattr(local, "STOP_S", 0.3)
     stubborn = (
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -159,7 +146,7 @@ open(os.environ["PIDS"] + ".ready", "w").write(" ")
 time.sleep(600)
 """
 )
-JOB = "import sys; from jaxrl_post.launch.local_job import run_job; sys.exit(run_job({command}, {environments}, 5))"
+JOB = "import sys; from jaxrl_post.launch.jobs.local import run_job; sys.exit(run_job({command}, {environments}, 5))"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -8,37 +8,42 @@ import numpy as np
 import pytest
 
 from jaxrl_post.config import default, resolve
-from jaxrl_post.launch import activations, build, memory_plan
-from jaxrl_post.launch.memory_plan import Item, Kind
+from jaxrl_post.launch.parts import build
+from jaxrl_post.launch.plan import activations, memory_plan
+from jaxrl_post.launch.plan.memory_plan import Item, Kind
 from jaxrl_post.models import decoder
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.trainer.learner import Learner
+from jaxrl_post.trainer.learner import Learner, LearnerSettings
 from jaxrl_post.trainer.teacher import Teacher
 
 TINY = PRESETS["tiny"]
+SIX_BY_FOUR = "scheduler.prompts=6 scheduler.group_size=4 batch.rows=2 batch.tokens=100"
 
 
-def config(*overrides):
-    return resolve(default(), ["model.preset=tiny", "engine.max_length=64", "sampling.max_tokens=30", *overrides])
+def config(*overrides: str):
+    """The config of a tiny model. Overrides are words as on a command line, one or several a string."""
+    given = " ".join(("model.preset=tiny engine.max_length=64 sampling.max_tokens=30", *overrides))
+    return resolve(default(), given.split())
+
+
+def whole(model=TINY) -> int:
+    """The number of weights."""
+    return sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(model)))
+
+
+def held_by(params) -> int:
+    """Bytes of placed weights on one device."""
+    return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(params))
+
+
+def summed(rows: dict[str, int]) -> int:
+    return sum(value for name, value in rows.items() if name != "all")
 
 
 def test_arithmetic_by_hand():
-    rows = memory_plan.arithmetic(
-        config(
-            "scheduler.prompts=6",
-            "scheduler.group_size=4",
-            "mesh.data=2",
-            "engine.slots=8",
-            "batch.rows=2",
-            "batch.tokens=100",
-            "steps=50",
-            "eval.prompts=10",
-            "eval.samples=4",
-        ),
-        prompts=120,
-        longest_prompt=10,
-    )
+    given = config(SIX_BY_FOUR, "mesh.data=2 engine.slots=8 steps=50 eval.prompts=10 eval.samples=4")
+    rows = memory_plan.arithmetic(given, prompts=120, longest_prompt=10)
     assert rows["rollouts per round"] == 24 and rows["engine slots in all"] == 16
     assert rows["times the slots are filled per round"] == 1.5
     assert rows["micro-batch, tokens"] == 200
@@ -47,19 +52,8 @@ def test_arithmetic_by_hand():
 
 
 def test_arithmetic_of_rounds_of_several_steps():
-    rows = memory_plan.arithmetic(
-        config(
-            "scheduler.prompts=6",
-            "scheduler.group_size=4",
-            "scheduler.mini_batches=3",
-            "scheduler.ppo_epochs=2",
-            "batch.rows=2",
-            "batch.tokens=100",
-            "steps=60",
-        ),
-        prompts=12,
-        longest_prompt=10,
-    )
+    given = config(SIX_BY_FOUR, "scheduler.mini_batches=3 scheduler.ppo_epochs=2 steps=60")
+    rows = memory_plan.arithmetic(given, prompts=12, longest_prompt=10)
     assert rows["optimizer steps per round"] == 6 and rows["epochs"] == 5.0  # 10 rounds of 6 of 12 prompts
     assert rows["most micro-batches per step"] == 2  # 8 rollouts, 4 in a micro-batch
 
@@ -72,16 +66,14 @@ def table(*overrides: str, model=TINY) -> dict[str, int]:
 def test_weights_are_what_a_device_really_holds(data, fsdp, tensor):
     mesh = meshes.make_mesh(data, fsdp, tensor)
     params = meshes.put(decoder.init(TINY, 0), meshes.param_shardings(mesh, decoder.axes(TINY), "learner"))
-    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(params))
-    got = table(f"mesh.data={data}", f"mesh.fsdp={fsdp}", f"mesh.tensor={tensor}", "engine.dtype=bfloat16")
+    held = held_by(params)
+    got = table(f"mesh.data={data} mesh.fsdp={fsdp} mesh.tensor={tensor} engine.dtype=bfloat16")
     assert got["weights (learner, float32)"] == got["gradient (float32)"] == held
     assert got["optimizer (two moments, float32)"] == 2 * held
     engine = meshes.put(decoder.init(TINY, 0), meshes.param_shardings(mesh, decoder.axes(TINY), "engine"))
     case = "relayout" if fsdp > 1 else "cast"
-    assert got[f"weights (engine, bfloat16, {case})"] == sum(
-        leaf.addressable_shards[0].data.nbytes // 2 for leaf in jax.tree.leaves(engine)
-    )
-    assert got["all"] == sum(value for name, value in got.items() if name != "all")
+    assert got[f"weights (engine, bfloat16, {case})"] == held_by(engine) // 2
+    assert got["all"] == summed(got)
 
 
 def test_pages_by_hand():
@@ -117,13 +109,13 @@ def test_what_each_policy_keeps_by_hand():
     """8 rows of 64 tokens on one device: 2 layers, a stream of 32, 4 query heads and 2 others of 8, a gate of 64, 4 bytes."""
     assert (TINY.layers, TINY.embed, TINY.heads, TINY.kv_heads, TINY.head_dim) == (2, 32, 4, 2, 8)
     given = config("batch.tokens=64", "batch.rows=8", "model.remat=true")
-    got = memory_plan.kept_by_policy(given, TINY)
+    got = activations.kept(given, TINY, given.mesh.shards)
     value = 2 * 8 * 64 * 4  # of every layer and token
     assert got["full"] == got["offload"] == 32 * value
     assert got["attention"] == (32 + 32) * value
     assert got["projections"] == (32 + 32 + 32 + 2 * 16 + 2 * TINY.ffw + 32) * value
     assert got["all (no remat)"] > got["projections"]
-    halves = memory_plan.kept_by_policy(config("batch.tokens=64", "mesh.tensor=2"), TINY)
+    halves = activations.kept(config("batch.tokens=64", "mesh.tensor=2"), TINY, 1)
     assert halves["projections"] == (32 + 16 + 16 + 16 + TINY.ffw + 32) * value
 
 
@@ -140,10 +132,10 @@ def test_moments_sums_stack_and_offload_by_hand():
     assert got[stack] == 0 and there[stack] == table(*mixed, "model.scan_layers=yes")[stack] == 2 * 2 * layers
     away = config("model.remat=true", "model.remat_policy=offload", "mesh.fsdp=2")
     held = memory_plan.by_device(away, memory_plan.memory(away, TINY))
-    assert memory_plan.table(held[memory_plan.HOST])["all"] == memory_plan.kept_by_policy(away, TINY)["full"]
+    assert memory_plan.table(held[memory_plan.HOST])["all"] == activations.kept(away, TINY, 2)["full"]
     assert not any("offloaded" in item.what for item in held["device"])
     found = memory_plan.process(away, memory_plan.memory(away, TINY), {"commit": 1}, 1000, on_host=False)
-    assert found["activations of layers, offloaded"] == 2 * memory_plan.kept_by_policy(away, TINY)["full"]
+    assert found["activations of layers, offloaded"] == 2 * activations.kept(away, TINY, 2)["full"]
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -176,8 +168,13 @@ def test_the_process_by_hand():
         Item(Kind.REFERENCE, "reference", 0),
         Item(Kind.ACTIVATIONS, "estimate", 7),
     )
-    two = config("mesh.fsdp=2", "checkpoint.every=0")
-    assert memory_plan.process(two, held, {"commit": 50, "accumulate": 60}, 1000, True) == {
+    two, saving = config("mesh.fsdp=2 checkpoint.every=0"), config("mesh.fsdp=2 mesh.data=2")
+    programs = {"commit": 50, "accumulate": 60}
+
+    def process(config, programs, on_host):
+        return memory_plan.process(config, held, programs, 1000, on_host)
+
+    assert process(two, programs, True) == {
         "process itself (compiled, no weights yet)": 1000,
         "weights": 200,
         "moments": 400,
@@ -185,26 +182,22 @@ def test_the_process_by_hand():
         "process at its highest": 1720,
     }
     # on an accelerator the process only hands the weights over, whole
-    assert memory_plan.process(two, held, {"commit": 50, "accumulate": 60}, 1000, False) == {
+    assert process(two, programs, False) == {
         "process itself (compiled, no weights yet)": 1000,
         "weights in transfer (float32)": 200,
         "process at its highest": 1200,
         "each device at its highest": 360,
     }
     # a checkpoint needs a copy of weights and moments, when no program runs: of both devices, once over data
-    saving = config("mesh.fsdp=2", "mesh.data=2")
-    assert memory_plan.process(saving, held, {"commit": 50, "accumulate": 60}, 1000, True) == {
+    assert process(saving, programs, True) == {
         "process itself (compiled, no weights yet)": 1000,
         "weights": 400,
         "moments": 800,
         "copy of weights and moments for a checkpoint": 600,
         "process at its highest": 2800,
     }
-    assert (
-        memory_plan.process(saving, held, {"commit": 250, "accumulate": 60}, 1000, True)["process at its highest"]
-        == 3200
-    )
-    assert memory_plan.process(saving, held, {"commit": 50}, 1000, False)["process at its highest"] == 1600
+    assert process(saving, {"commit": 250, "accumulate": 60}, True)["process at its highest"] == 3200
+    assert process(saving, {"commit": 50}, False)["process at its highest"] == 1600
     block = np.ones(64 << 20, np.uint8)
     with_it = memory_plan.resident()
     size = block.nbytes
@@ -253,7 +246,7 @@ def test_a_shared_device_that_is_lent_keeps_what_learns():
         lends, whole = config(*LENDS, f"mesh.data={sizes[0]}", f"mesh.fsdp={sizes[1]}"), meshes.make_mesh(*sizes)
         shardings = meshes.param_shardings(meshes.divided(whole, 2, whole)[1], decoder.axes(TINY), "learner")
         placed = meshes.put(decoder.init(TINY, 0), shardings)
-        there = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(placed))
+        there = held_by(placed)
         kinds = tables(lends)
         lent, device = kinds["device while it is lent"], kinds["device"]
         assert lent["weights (lent, float32)"] == more * there and lent["gradient (lent, float32)"] == there
@@ -275,7 +268,7 @@ def test_an_engine_that_divides_layers_by_a_number_of_its_own():
     placed = meshes.put(
         decoder.init(TINY, 0), meshes.param_shardings(meshes.make_mesh(*sizes["shape"]), decoder.axes(TINY), "engine")
     )
-    there, got = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(placed)), table(*sizes["given"])
+    there, got = held_by(placed), table(*sizes["given"])
     assert config(*sizes["given"]).replicas == 2
     assert got["weights (engine, bfloat16, relayout)"] == there // 2
     pages = [size for name, size in got.items() if name.startswith("KV pages")]
@@ -307,25 +300,18 @@ def test_an_engine_that_sleeps_leaves_its_memory_to_the_learner():
 def test_the_law_of_a_teacher_takes_what_a_compiled_program_needs_for_it(beta):
     """Programs with and without a teacher, of one policy whose logits are most of what its step needs."""
     model = dataclasses.replace(TINY, vocab_size=8192, max_length=256)
-    sizes = (
-        "batch.rows=2",
-        "batch.tokens=256",
-        "batch.head_chunk=256",
-        "engine.max_length=128",
-        "sampling.max_tokens=64",
-    )
-    given = {}
-    for mode in (("vanilla", ()), ("gkd", (f"algorithm.gkd_beta={beta}",))):
-        taught = "algorithm.adv_estimator=distill", f"algorithm.loss_mode={mode[0]}", "teacher.path=x"
-        given[mode[0]] = resolve(default(), ["model.preset=tiny", "eval.prompts=0", *sizes, *taught, *mode[1]])
+    sizes = "batch.rows=2 batch.tokens=256 batch.head_chunk=256 engine.max_length=128 sampling.max_tokens=64"
+    taught = "eval.prompts=0 algorithm.adv_estimator=distill teacher.path=x"
     needed, estimated = {}, {}
-    for mode, config in given.items():
+    for mode, more in (("vanilla", ""), ("gkd", f"algorithm.gkd_beta={beta}")):
+        given = config(sizes, taught, f"algorithm.loss_mode={mode}", more)
         shapes, mesh = decoder.abstract(model), meshes.make_mesh(1, 1, 1)
         teacher = Teacher(model, shapes, mesh)
-        about = dict(algorithm=config.algorithm, optimizer=config.optimizer, batch=config.batch, remat=True)
-        made = Learner(model, shapes, mesh, **about, temperature=1.0, steps=2, max_tokens=64, teacher=teacher)
+        about = dict(algorithm=given.algorithm, optimizer=given.optimizer, batch=given.batch, remat=True)
+        settings = LearnerSettings(**about, temperature=1.0, steps=2, max_tokens=64)
+        made = Learner(model, shapes, mesh, settings, teacher=teacher)
         needed[mode] = made.temporaries()["accumulate"]
-        estimated[mode] = activations.estimate(config, model, 1, "cpu")
+        estimated[mode] = activations.estimate(given, model, 1, "cpu")
     more = {name: found["gkd"] - found["vanilla"] for name, found in (("needed", needed), ("told", estimated))}
     assert more["told"] == pytest.approx(more["needed"], rel=0.1)
 
@@ -340,18 +326,14 @@ def test_the_drafters_tables_are_in_the_plan():
     """By hand. There are 64 entries for all prompts and 1,024 for those in slots, each rounded up to whole uploads. Each of
     4 slots has 256 live entries. An entry has 4 bytes. Each class adds a rate and two counts."""
     asked = config(
-        "speculation.drafter=ours",
-        "speculation.prompt_entries=1024",
-        "speculation.shared_entries=64",
-        "speculation.live_entries=256",
-        "engine.slots=4",
-        "engine.row_sizes=(64,)",
+        "speculation.drafter=ours speculation.prompt_entries=1024 speculation.shared_entries=64",
+        "speculation.live_entries=256 engine.slots=4 engine.row_sizes=(64,)",
     )
     start = SimpleNamespace(model=TINY, held_out=(), reward_model=None, judge=None)
     classes = build.drafter(asked, TINY).classes
     got = memory_plan.table(build.memory(asked, start))
     assert got["drafting (tables of one replica)"] == 4 * (2 * 1024 + 4 * 256 + 3 * classes)
-    assert got["all"] == sum(value for name, value in got.items() if name != "all")
+    assert got["all"] == summed(got)
     assert memory_plan.table(build.memory(config(), start))["drafting (tables of one replica)"] == 0
 
 
@@ -359,32 +341,27 @@ def test_the_drafters_tables_are_in_the_plan():
 def test_additions_are_counted_by_hand(fsdp):
     """Moments, gradient and reference are those of A and B; the base is there once, and in the engine's layout where it differs."""
     given = config(
-        f"mesh.fsdp={fsdp}",
-        "lora.rank=4",
-        "lora.targets=('q_proj','down_proj')",
-        "lora.base_dtype=bfloat16",
-        "engine.dtype=bfloat16",
-        "algorithm.kl_loss_coef=0.1",
+        f"mesh.fsdp={fsdp} lora.rank=4 lora.targets=('q_proj','down_proj') lora.base_dtype=bfloat16",
+        "engine.dtype=bfloat16 algorithm.kl_loss_coef=0.1",
     )
     m = TINY
     q, down = m.embed * m.heads * m.head_dim, m.ffw * m.embed
     # A of q and B of down have an axis of the model's width, which fsdp divides. The others lie whole on each device.
     added = m.layers * 4 * ((m.embed + m.embed) // fsdp + m.heads * m.head_dim + m.ffw)
-    whole = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(m)))
     held = {item.what: item.bytes for item in memory_plan.memory(given, m)}
     assert held["additions (learner, float32)"] == held["gradient (float32)"] == 4 * added
     assert held["optimizer (two moments, float32)"] == 8 * added
     assert held["weights (reference, float32)"] == 4 * added
     case = "merge" if fsdp == 1 else "relayout and merge"
     merged = m.layers * (q + down)
-    assert held[f"weights (engine, bfloat16, {case})"] == 2 * (merged if fsdp == 1 else whole)
+    assert held[f"weights (engine, bfloat16, {case})"] == 2 * (merged if fsdp == 1 else whole())
     assert held["matrices to be merged (engine, bfloat16)"] == (0 if fsdp == 1 else 2 * merged)
     assert memory_plan.swap_case(given) == case
 
 
 def test_a_reward_model_lies_with_the_engine_and_stays_while_it_sleeps():
     judge, words = dataclasses.replace(TINY, scalar=True), "weights (reward model, bfloat16)"
-    size = 2 * sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(judge)))
+    size = 2 * whole(judge)
     for more, where in (
         ((), {memory_plan.SHARED}),
         (("mesh.engine=1",), {memory_plan.GENERATES}),
@@ -399,7 +376,7 @@ def test_a_reward_model_lies_with_the_engine_and_stays_while_it_sleeps():
 
 def test_a_judge_lies_with_the_engine_or_waits_on_the_host():
     """Weights and pages by hand: TINY twice as long, in bfloat16, in slots of the policy's engine."""
-    size = 2 * sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(TINY)))
+    size = 2 * whole()
     asked = ("engine.dtype=bfloat16", "judge.model=m", "judge.question={answer}")
     own = config("engine.dtype=bfloat16", "engine.max_length=128", "engine.slots=8", "batch.tokens=128")
     pages = 2 * TINY.layers * 8 * 128 * TINY.kv_heads * TINY.head_dim * 2
@@ -424,10 +401,10 @@ def test_a_judge_lies_with_the_engine_or_waits_on_the_host():
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_replicas_share_the_copy_of_a_judge_that_sleeps(replicas):
-    """As engine/host_weights.py keeps it: each piece once, however many devices of a process have it."""
+    """As HostWeights of engine/row_engine.py keeps it: each piece once, however many devices of a process have it."""
     given = config("judge.model=m", "judge.question={answer}", "judge.asleep=true", f"mesh.data={replicas}")
     found = memory_plan.process(given, memory_plan.judge(given, given, TINY), {"commit": 1}, 1000, True)
-    assert found["weights (judge, asleep)"] == 4 * sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(TINY)))
+    assert found["weights (judge, asleep)"] == 4 * whole()
 
 
 def test_while_a_judge_is_awake_nothing_is_computed_for_a_learner_of_rounds():

@@ -10,8 +10,8 @@ from test_sim_trial import LENGTHS, job
 
 from jaxrl_post import config
 from jaxrl_post import main as command
-from jaxrl_post.launch import mode_choice
-from jaxrl_post.sim import settings
+from jaxrl_post.launch.plan import mode_choice
+from jaxrl_post.simulate import settings
 
 AUTO = ("scheduler.name=auto", "steps=400", "scheduler.prompts=4", "scheduler.group_size=2", "sampling.max_tokens=64")
 SAME = ((10, 10),) * 20
@@ -165,11 +165,9 @@ def told(folder) -> dict:
 def test_a_run_has_the_chosen_mode_and_keeps_it(here, tmp_path, monkeypatch, capsys):
     """Gone lengths and a lost config.json change nothing. Under another cost table the engine does not go on at all."""
     before = told(here / "run")
-    assert (
-        before["scheduler"]["name"] == "tail_batching"
-        and before["derived"]["auto"]["chosen"]["name"] == "tail_batching"
-    )
-    assert before["scheduler"]["auto_history"] == "" and before["derived"]["auto"]["lengths"]["mean"] == 2.4
+    why = before["derived"]["auto"]
+    assert before["scheduler"]["name"] == why["chosen"]["name"] == "tail_batching"
+    assert before["scheduler"]["auto_history"] == "" and why["lengths"]["mean"] == 2.4
 
     def never(*_):
         raise AssertionError("chosen anew")
@@ -186,11 +184,9 @@ def test_a_run_has_the_chosen_mode_and_keeps_it(here, tmp_path, monkeypatch, cap
         assert go(here, "--resume", place, "steps=6", "scheduler.auto_history=/gone") == 0
         assert "this run has its mode already: tail_batching over=" in capsys.readouterr().out
         after = told(place)
-        assert after["scheduler"] == before["scheduler"] and after["derived"]["auto"] == before["derived"]["auto"]
-        abouts = sorted(place.glob("checkpoints/step_*/about.json"))
-        assert len(abouts) > 1 and all(
-            json.loads(file.read_text())["auto"] == before["derived"]["auto"] for file in abouts
-        )
+        assert after["scheduler"] == before["scheduler"] and after["derived"]["auto"] == why
+        abouts = [json.loads(file.read_text()) for file in place.glob("checkpoints/step_*/about.json")]
+        assert len(abouts) > 1 and all(about["auto"] == why for about in abouts)
 
     first = (here / "cost.json").read_text()
     (here / "cost.json").write_text('{"figures": {"step_s": {"32": 1e-6}, "train_token_s": 9.0}}')

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxrl_post.checkpoint import identity
 from jaxrl_post.engine.row_engine import RowEngine
-from jaxrl_post.launch import moved_run
+from jaxrl_post.launch import resume
+from jaxrl_post.ring.types import Layout
+from jaxrl_post.runs.checkpoint import identity
 from jaxrl_post.scheduler.placement.placement import LeastLoaded
-from jaxrl_post.types import Layout
 
 CONFIG = {
     "scheduler": {"lend": 0, "placement": "least_loaded"},
@@ -29,9 +29,9 @@ def told(processes=1, **mesh):
     "room, field, value", [("scheduler", "lend", 0.2), ("engine", "layouts", [2]), ("speculation", "drafter", "ours")]
 )
 def test_decisions_that_hold_a_layout_stay_in_it(room, field, value):
-    assert moved_run.may_move(CONFIG)
-    assert not moved_run.may_move(CONFIG | {room: CONFIG[room] | {field: value}})
-    assert not moved_run.may_move(CONFIG | {"scheduler": {"lend": 0, "placement": "longest_first"}})
+    assert resume.may_move(CONFIG)
+    assert not resume.may_move(CONFIG | {room: CONFIG[room] | {field: value}})
+    assert not resume.may_move(CONFIG | {"scheduler": {"lend": 0, "placement": "longest_first"}})
 
 
 def test_another_mesh_is_refused_or_said_and_nothing_else_changes_with_it():
@@ -42,8 +42,8 @@ def test_another_mesh_is_refused_or_said_and_nothing_else_changes_with_it():
     now["config"]["seed"] = 1
     with pytest.raises(ValueError, match="resume refused: seed 0 -> 1: step 3"):
         identity.check_same(then, now, 3, may_move=True)
-    assert moved_run.changes(then, then) == []
-    assert moved_run.changes(then, now) == [
+    assert resume.layout_changes(then, then) == []
+    assert resume.layout_changes(then, now) == [
         "mesh.data was 1 and is 2",
         "mesh.fsdp was 2 and is 1",
         "processes was 1 and is 2",
@@ -59,7 +59,7 @@ def test_logs_of_process_0_are_those_of_the_run(tmp_path, before, after):
         (folder / "rollouts" / "index.jsonl").write_text(word)
         (folder / "metrics.jsonl").write_text(word)
     (mine / "rewards_aside.jsonl").write_text("old")
-    moved_run.take_logs(tmp_path, mine, before)
+    resume.take_logs(tmp_path, mine, before)
     assert (mine / "metrics.jsonl").read_text() == "new" and not (mine / "rewards_aside.jsonl").exists()
     assert sorted(path.name for path in (mine / "rollouts").iterdir()) == ["index.jsonl", "step_new.npz"]
 
@@ -80,7 +80,7 @@ def test_scheduler_and_engine_agree_on_the_new_replicas():
         "scheduler": {"clock": 5, "scheduler": {"placement": {"replicas": 2, "of": of}, "counts": {}}},
         "history": {},
     }
-    found = moved_run.rehomed(host, [engine])
+    found = resume.resharded(host, [engine])
     state, placement = found["engines"][0], found["scheduler"]["scheduler"]["placement"]
     homes = {tuple(one["id"]): one["replica"] for one in state["lives"]}
     assert [homes[tuple(id(prompt, 0))] for prompt in range(3)] == [0, 1, 2]

@@ -9,7 +9,7 @@ import resumed_runs
 from jax._src.config import compilation_cache_include_metadata_in_key as metadata_in_the_cache_key
 from resumed_runs import resume
 
-from jaxrl_post.launch import program_digests
+from jaxrl_post.launch import compile_guard
 
 SENTENCE = "programs that differ from those of the save, so that bits may differ"
 here, whole, ended = resumed_runs.here, resumed_runs.whole, resumed_runs.ended  # fixtures
@@ -33,16 +33,16 @@ def test_lines_and_names_of_the_source_change_nothing():
     with metadata_in_the_cache_key(True):  # else the cache may give one text for both
         one, two = made(near), made(far)
     assert one.as_text() != two.as_text()  # the text names lines
-    assert program_digests.of(one) == program_digests.of(two)
+    assert compile_guard.digest(one) == compile_guard.digest(two)
 
 
 def test_instructions_and_shapes_change_it():
     digests = [
-        program_digests.of(made(lambda a, b: a @ b)),
-        program_digests.of(made(lambda a, b: a @ b + 1.0)),
-        program_digests.of(made(lambda a, b: a @ b + 2.0)),
-        program_digests.of(made(lambda a, b: a @ b, size=16)),
-        program_digests.of(made(lambda a, b: jnp.dot(a, b, precision="highest"))),
+        compile_guard.digest(made(lambda a, b: a @ b)),
+        compile_guard.digest(made(lambda a, b: a @ b + 1.0)),
+        compile_guard.digest(made(lambda a, b: a @ b + 2.0)),
+        compile_guard.digest(made(lambda a, b: a @ b, size=16)),
+        compile_guard.digest(made(lambda a, b: jnp.dot(a, b, precision="highest"))),
     ]
     assert len(set(digests)) == len(digests) and all(len(one) == 16 for one in digests)
 
@@ -76,5 +76,5 @@ def test_a_save_without_these_programs_says_nothing(then):
 
     found, said = {"learner.commit": "1"}, []
     saved = None if then is None else Saved
-    assert program_digests.noted({"data": 1}, saved, found, said.append) == {"data": 1, "programs": found}
+    assert compile_guard.with_digests({"data": 1}, saved, found, said.append) == {"data": 1, "programs": found}
     assert said == []

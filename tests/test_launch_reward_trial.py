@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import types
 from pathlib import Path
 
@@ -12,9 +13,9 @@ import pytest
 from jaxrl_post import __main__ as commands
 from jaxrl_post import config as configs
 from jaxrl_post.data.tokenizer import characters
-from jaxrl_post.launch import graders, inputs, reward_trial
+from jaxrl_post.launch.parts import graders, inputs, reward_trial
 from jaxrl_post.rewards.printed import Printed
-from jaxrl_post.types import Prompt
+from jaxrl_post.ring.types import Prompt
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -86,9 +87,11 @@ def tried(tmp_path):
 
 
 def test_right_and_wrong_answers_in_the_form_that_a_function_reads(tried, tmp_path):
+    begun = time.monotonic()
     trial = tried("exact")
+    measured = time.monotonic() - begun
     assert trial.right.tolist() == [1, 1, 1] and trial.wrong.tolist() == [0, 0, 0] and trial.form == "X"
-    assert trial.broken == trial.notes == trial.failures == () and 0 < trial.seconds < 20
+    assert trial.broken == trial.notes == trial.failures == () and 0 < trial.seconds < measured
     trial = tried("boxed")  # by "acc", which every form has
     assert trial.right.tolist() == [1, 1, 1] and not trial.broken
     assert "seen '\\\\boxed{2}'" in (tmp_path / "rewards.log").read_text()
@@ -186,7 +189,7 @@ def test_the_command_prints_every_function_and_writes_nothing(here, capsys):
     assert said.err.count("error: ") == 1 and "r.py:fails': it fails at " in said.err
     assert (said.out + said.err).count("KeyError: 'x'") == 1 and "WARNING" not in said.err
     assert sorted(path for path in here.rglob("*") if "__pycache__" not in path.parts) == before
-    assert commands.main(["reward_check", f"--config={ROOT / 'configs' / 'demo_calculator.py'}"]) == 1
+    assert commands.main(["reward_check", f"--config={ROOT / 'configs' / 'demo/calculator.py'}"]) == 1
     assert "scored by the environment; only reward.functions are tried" in capsys.readouterr().err
     with pytest.raises(SystemExit) as end:
         commands.main(["reward_check", "--help"])

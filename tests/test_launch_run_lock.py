@@ -14,16 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_post.launch import run_folder, run_lock, stop_signal
+from jaxrl_post.launch import stop_signal
 from jaxrl_post.launch.stop_signal import Stopped, StopSignal
+from jaxrl_post.runs import run_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 HOLDER = """
 import contextlib, sys, time
-from jaxrl_post.launch import run_lock
+from jaxrl_post.runs import run_folder
 from pathlib import Path
 with contextlib.ExitStack() as stack:
-    run_lock.hold(Path(sys.argv[1]), stack)
+    run_folder.hold(Path(sys.argv[1]), stack)
     print("held", flush=True)
     time.sleep(60)
 """
@@ -36,18 +37,18 @@ def test_a_held_folder_is_refused_by_the_holders_name_and_free_after_its_death(t
     ) as other:
         assert other.stdout.readline() == "held\n"
         with contextlib.ExitStack() as stack, pytest.raises(ValueError, match=f"in use by process {other.pid} on host"):
-            run_lock.hold(tmp_path, stack)
+            run_folder.hold(tmp_path, stack)
         other.send_signal(end)
     with contextlib.ExitStack() as stack:
-        run_lock.hold(tmp_path, stack)
-        assert json.loads((tmp_path / run_lock.NAME).read_text())["pid"] == os.getpid()
-    assert (tmp_path / run_lock.NAME).read_text() == ""
+        run_folder.hold(tmp_path, stack)
+        assert json.loads((tmp_path / run_folder.LOCK).read_text())["pid"] == os.getpid()
+    assert (tmp_path / run_folder.LOCK).read_text() == ""
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
-    (tmp_path / run_lock.NAME).mkdir()
+    (tmp_path / run_folder.LOCK).mkdir()
     with contextlib.ExitStack() as stack, pytest.raises(ValueError, match="cannot be written: Is a directory"):
-        run_lock.hold(tmp_path, stack)
+        run_folder.hold(tmp_path, stack)
 
 
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
@@ -55,9 +56,9 @@ def test_a_lock_that_is_a_link_leaves_its_target_alone(tmp_path, link):
     precious, folder = tmp_path / "precious", tmp_path / "run"
     precious.write_text("all of it")
     folder.mkdir()
-    link(folder / run_lock.NAME, precious)
+    link(folder / run_folder.LOCK, precious)
     with contextlib.ExitStack() as stack, pytest.raises(ValueError, match=r"cannot be written: .*\.lock\)"):
-        run_lock.hold(folder, stack)
+        run_folder.hold(folder, stack)
     assert precious.read_text() == "all of it"
 
 
@@ -73,12 +74,12 @@ def test_a_foreign_folder_where_the_run_ends_is_refused_before_it_begins(tmp_pat
 
 
 def test_a_holder_without_a_name_is_refused_too(tmp_path):
-    (tmp_path / run_lock.NAME).write_text("{")
+    (tmp_path / run_folder.LOCK).write_text("{")
     with contextlib.ExitStack() as one, contextlib.ExitStack() as two:
-        run_lock.hold(tmp_path, one)
-        (tmp_path / run_lock.NAME).write_text("{")
+        run_folder.hold(tmp_path, one)
+        (tmp_path / run_folder.LOCK).write_text("{")
         with pytest.raises(ValueError, match="in use by another process"):
-            run_lock.hold(tmp_path, two)
+            run_folder.hold(tmp_path, two)
 
 
 @pytest.fixture(autouse=True)
@@ -192,8 +193,8 @@ def test_outside_of_the_ring_a_signal_is_obeyed_at_once_and_handlers_come_back()
 
 
 def test_a_dead_lock_alone_leaves_a_folder_empty(tmp_path):
-    (tmp_path / run_lock.NAME).write_text("{}")
-    assert run_folder.make(str(tmp_path), "runs", "demo", 0) == tmp_path
+    (tmp_path / run_folder.LOCK).write_text("{}")
+    assert run_folder.make(str(tmp_path), "runs", "demo", 0) == (tmp_path, True)
 
 
 COMMAND = (
@@ -204,7 +205,7 @@ COMMAND = (
     "--config.eval.every=0",
     "--config.checkpoint.every=100",
 )
-PIPELINE = ("--config=configs/demo_pipeline.py", *COMMAND[1:])
+PIPELINE = ("--config=configs/demo/pipeline.py", *COMMAND[1:])
 
 
 @pytest.mark.shown("variants")

@@ -11,13 +11,14 @@ import pytest
 
 from jaxrl_post import main
 from jaxrl_post.config import default, load, resolve
-from jaxrl_post.launch import activations, chips, device_less, inputs, memory_plan, roofline, slice_plan
 from jaxrl_post.launch.command_line import parse
+from jaxrl_post.launch.parts import inputs
+from jaxrl_post.launch.plan import activations, chips, device_less, memory_plan, roofline, slice_plan
 from jaxrl_post.models.presets import PRESETS, published
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
-SEVEN = "gsm8k_qwen2_5_7b.py:v5e-16"
+SEVEN = "models/gsm8k_qwen2_5_7b.py:v5e-16"
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def test_a_name_is_a_slice(name, devices, hosts, topology):
 @pytest.mark.parametrize("name", ["h100", "v5e-1"])
 def test_what_is_not_set_follows_the_slice(name, monkeypatch):
     seen = []
-    monkeypatch.setattr(slice_plan, "text", lambda config, *rest: seen.append(config))
+    monkeypatch.setattr(slice_plan, "predicted", lambda config, *rest: seen.append(config))
     flags = [f"--config={CONFIGS / 'demo.py'}", "--dry-run", f"--slice={name}"]
     assert main.main(flags) == 0 == main.main([*flags, "--config.engine.page_size=auto"])
     sizes = [(one.model.compute_dtype, one.engine.dtype, one.engine.page_size) for one in seen]
@@ -127,24 +128,22 @@ def test_formulas_that_leave_a_part_out_are_not(monkeypatch):
     ],
 )
 def test_attention_of_a_layer_by_hand(platform, flash, tokens, bytes_):
-    config = resolve(
-        default(),
-        ["model.preset=qwen2_5_0_5b", f"batch.tokens={tokens}", "model.compute_dtype=bfloat16", "batch.rows=1"],
-    )
+    options = f"model.preset=qwen2_5_0_5b batch.tokens={tokens} model.compute_dtype=bfloat16 batch.rows=1"
+    config = resolve(default(), options.split())
     assert activations._attention(config, PRESETS["qwen2_5_0_5b"], 1, platform, flash) == bytes_
 
 
 PLANS = {  # config and choice: slice
-    "gsm8k_qwen2_5_0_5b.py:t4": "t4",
-    "gsm8k_qwen2_5_0_5b.py:l4": "l4",
-    "gsm8k_qwen2_5_0_5b.py": "h100",
-    "gsm8k_qwen2_5_0_5b.py:v5e-1": "v5e-1",
+    "models/gsm8k_qwen2_5_0_5b.py:t4": "t4",
+    "models/gsm8k_qwen2_5_0_5b.py:l4": "l4",
+    "models/gsm8k_qwen2_5_0_5b.py": "h100",
+    "models/gsm8k_qwen2_5_0_5b.py:v5e-1": "v5e-1",
     SEVEN: "v5e-16",
-    "gsm8k_qwen2_5_7b.py:8xh100": "8xh100",
-    "gsm8k_qwen2_5_7b.py": "v6e-16",
-    "gsm8k_qwen3.py": "v6e-16",
-    "gsm8k_qwen3.py:32b-v5p-64": "v5p-64",
-    "gsm8k_qwen3.py:32b-4x8xh100": "4x8xh100",
+    "models/gsm8k_qwen2_5_7b.py:8xh100": "8xh100",
+    "models/gsm8k_qwen2_5_7b.py": "v6e-16",
+    "models/gsm8k_qwen3.py": "v6e-16",
+    "models/gsm8k_qwen3.py:32b-v5p-64": "v5p-64",
+    "models/gsm8k_qwen3.py:32b-4x8xh100": "4x8xh100",
 }
 
 
@@ -196,7 +195,7 @@ def test_one_word_by_hand():
 
 
 def test_what_no_setting_saves_asks_for_a_larger_slice():
-    config = resolve(load(str(CONFIGS / "gsm8k_qwen2_5_0_5b.py:t4")))
+    config = resolve(load(str(CONFIGS / "models/gsm8k_qwen2_5_0_5b.py:t4")))
     assert slice_plan.nearest(config, PRESETS["qwen3_32b"], chips.read("t4")) is None
 
 
@@ -209,7 +208,7 @@ def test_several_changes_where_one_is_too_few():
 
 def test_seconds_by_hand():
     """Eight H100, each a replica: of 128 x 8 rollouts up to 512 tokens after 512 of a prompt."""
-    config = resolve(load(str(CONFIGS / "gsm8k_qwen2_5_7b.py:8xh100")))
+    config = resolve(load(str(CONFIGS / "models/gsm8k_qwen2_5_7b.py:8xh100")))
     model = PRESETS["qwen2_5_7b"]
     got = roofline.seconds(config, model, chips.read("8xh100"), 512)
     weights = 7615616512
@@ -228,7 +227,7 @@ def test_seconds_by_hand():
 
 def test_collectives_of_training_by_hand():
     """Two micro-batches of 8 rows of 4,096 tokens: 7/8 of the weights twice and of the gradient once, and the head's rows."""
-    config = resolve(load(str(CONFIGS / "gsm8k_qwen2_5_7b.py:8xh100")), ["scheduler.prompts=8"])
+    config = resolve(load(str(CONFIGS / "models/gsm8k_qwen2_5_7b.py:8xh100")), ["scheduler.prompts=8"])
     got = roofline.seconds(config, PRESETS["qwen2_5_7b"], chips.read("8xh100"), 512)
     a_batch = 7 / 8 * 7615616512 * 6 + 3 * 8 * 4096 * 3584 * 2
     assert got["collectives of training"] == pytest.approx(2 * a_batch / (4.5e11 * 0.85))
@@ -239,9 +238,8 @@ def test_a_refused_division_names_a_value_that_is_valid():
     for option in ("tensor", "engine_tensor"):
         given = [f"mesh.{option}=8", *(["mesh.fsdp=2", "mesh.engine_tensor=0"] if option == "tensor" else [])]
         config = resolve(load(str(CONFIGS / SEVEN)), given)
-        with pytest.raises(
-            ValueError, match=f"mesh.{option}=8 does not divide.* (kv_)?heads=(4|28); the nearest .* is 4"
-        ):
+        said = f"mesh.{option}=8 does not divide.* (kv_)?heads=(4|28); the nearest .* is 4"
+        with pytest.raises(ValueError, match=said):
             slice_plan.plan(config, PRESETS["qwen2_5_7b"], chips.read("v5e-16"))
         near = resolve(load(str(CONFIGS / SEVEN)), [one.replace("=8", "=4") for one in given])
         assert slice_plan.plan(near, PRESETS["qwen2_5_7b"], chips.read("v5e-16")).most > 0
@@ -275,5 +273,5 @@ def test_a_choice_of_a_config_file(tmp_path):
     with pytest.raises(ValueError, match="takes 0 positional arguments"):
         load(f"{file}:v5e-16")
     with pytest.raises(ValueError, match="no choice 'v5e-17'; nearest is v5e-16, all are v6e-16, v5e-16, 8xh100"):
-        load(str(CONFIGS / "gsm8k_qwen2_5_7b.py:v5e-17"))
+        load(str(CONFIGS / "models/gsm8k_qwen2_5_7b.py:v5e-17"))
     assert load(str(CONFIGS / SEVEN)).mesh.fsdp == 16

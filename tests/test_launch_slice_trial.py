@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from jaxrl_post.config import load, resolve
-from jaxrl_post.launch import chips, inputs, roofline, slice_trial
+from jaxrl_post.launch.parts import inputs
+from jaxrl_post.launch.plan import chips, roofline, slice_plan
 from jaxrl_post.models.presets import PRESETS
-from jaxrl_post.sim import observed
+from jaxrl_post.simulate import observed
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SEVEN = PRESETS["qwen2_5_7b"]
@@ -22,9 +23,9 @@ def equal(monkeypatch):
     monkeypatch.setattr(observed, "prior", lambda cap: same)
 
 
-def predicted(*overrides, name="gsm8k_qwen2_5_7b.py:8xh100", where="8xh100"):
+def predicted(*overrides, name="models/gsm8k_qwen2_5_7b.py:8xh100", where="8xh100"):
     config = resolve(load(str(CONFIGS / name)), ["steps=64", *overrides], platform="gpu")
-    return config, slice_trial.of(config, SEVEN, chips.read(where), 99.0, slice_trial.lengths(config))
+    return config, slice_plan.step_seconds(config, SEVEN, chips.read(where), 99.0, slice_plan.lengths(config))
 
 
 def test_equal_rollouts_in_full_slots_by_hand(equal):
@@ -47,12 +48,9 @@ def test_equal_rollouts_in_full_slots_by_hand(equal):
     links *= (7 / 8 * weights * 6 + 3 * 8 * config.batch.tokens * 3584 * 2) / (chip.link * 0.85)
     publish = 2 * weights / (chip.link * 0.85)
     assert found.simulated and found.step_s == pytest.approx(steps + prefill + train + links + publish, rel=0.02)
-    assert (
-        f"takes {found.step_s:.1f} s by simulation of the scheduler (sync), predicted, not measured" in found.lines[0]
-    )
-    assert (
-        "256 tokens on average, at most 256 (made)" in found.lines[1] and "not simulated: evaluations" in found.lines[2]
-    )
+    takes, lengths, left_out = found.lines
+    assert f"takes {found.step_s:.1f} s by simulation of the scheduler (sync), predicted, not measured" in takes
+    assert "256 tokens on average, at most 256 (made)" in lengths and "not simulated: evaluations" in left_out
 
 
 def test_two_epochs_train_twice_on_one_generation(equal):
@@ -94,8 +92,8 @@ def test_one_config_is_predicted_alike_every_time():
 
 
 def test_what_generates_nothing_has_the_rooflines_seconds():
-    config = resolve(load(str(CONFIGS / "demo_sft.py")))
-    found = slice_trial.of(config, inputs.shape(config), chips.read("h100"), 12.5, slice_trial.lengths(config))
+    config = resolve(load(str(CONFIGS / "demo/sft.py")))
+    found = slice_plan.step_seconds(config, inputs.shape(config), chips.read("h100"), 12.5, slice_plan.lengths(config))
     assert found.step_s == 12.5 and not found.simulated
     assert found.lines == (
         "An optimizer step takes 12.5 s by the roofline alone, predicted, not measured: engine.name=demonstrations generates "
@@ -105,7 +103,7 @@ def test_what_generates_nothing_has_the_rooflines_seconds():
 
 def test_step_costs_by_hand():
     """A replica of four v5e chips: two sums a layer, and a dispatch for every 32 steps."""
-    config = resolve(load(str(CONFIGS / "gsm8k_qwen2_5_7b.py:v5e-16")), platform="tpu")
+    config = resolve(load(str(CONFIGS / "models/gsm8k_qwen2_5_7b.py:v5e-16")), platform="tpu")
     cost = roofline.engine_step(config, SEVEN, chips.read("v5e-16"), PROMPT)
     memory = 4 * 8.19e11 * 0.85
     assert config.mesh.replica == 4 and config.replicas == 4

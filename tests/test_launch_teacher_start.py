@@ -9,13 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_post.checkpoint import identity
 from jaxrl_post.config import default, resolve
 from jaxrl_post.data import tokenizer
-from jaxrl_post.launch import build, inputs, memory_plan, teacher_start
+from jaxrl_post.launch.parts import build, inputs, second_models
+from jaxrl_post.launch.plan import memory_plan
 from jaxrl_post.models import decoder, hf
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.runs.checkpoint import identity
 from jaxrl_post.trainer.state import is_abstract
 
 DEMO = Path(__file__).resolve().parents[1] / "configs" / "demo_policy"
@@ -76,9 +77,9 @@ def test_the_plan_counts_it(folder):
 
 def test_a_folder_of_no_use_is_refused(folder, tmp_path):
     with pytest.raises(ValueError, match="nowhere: no such folder with a config.json; a teacher is a Hugging Face"):
-        teacher_start.check(config(tmp_path / "nowhere"), WORDS)
+        second_models.check_teacher(config(tmp_path / "nowhere"), WORDS)
     with pytest.raises(ValueError, match=r"it has 128 positions, fewer than engine.max_length=200; .* is 128"):
-        teacher_start.check(config(folder, "engine.max_length=200"), WORDS)
+        second_models.check_teacher(config(folder, "engine.max_length=200"), WORDS)
     words = json.loads((folder / "tokenizer.json").read_text())
     told = words["model"]["vocab"]
     told["1"], told["2"] = told["2"], told["1"]
@@ -86,17 +87,11 @@ def test_a_folder_of_no_use_is_refused(folder, tmp_path):
     with pytest.raises(
         ValueError, match=r"token \d+ of its tokenizer is '[12]', of the policy's '[12]'; a teacher has"
     ):
-        teacher_start.check(config(folder), WORDS)
+        second_models.check_teacher(config(folder), WORDS)
     few = dataclasses.replace(SMALL, vocab_size=8)
     hf.save(tmp_path / "few", few, decoder.init(few, 3), dtype="float32")
     with pytest.raises(ValueError, match="its model has 8 tokens and the policy's tokenizer"):
-        teacher_start.check(config(tmp_path / "few"), WORDS)
-
-
-def test_a_teacher_of_whole_hosts_is_refused(folder):
-    with pytest.raises(ValueError, match="does not work where whole hosts learn .* mesh.engine is 0"):
-        teacher_start.refuse_whole_hosts(config(folder))
-    teacher_start.refuse_whole_hosts(resolve(default(), ["model.preset=tiny"]))
+        second_models.check_teacher(config(tmp_path / "few"), WORDS)
 
 
 def test_a_run_belongs_to_its_teacher(folder):
@@ -116,6 +111,6 @@ def test_a_mesh_must_divide_it(folder):
     with pytest.raises(ValueError, match="tensor"):
         memory_plan.memory(config(folder, "mesh.tensor=2"), PRESETS["demo"])
     with pytest.raises(ValueError, match="tensor"):
-        teacher_start.teacher(
+        second_models.teacher(
             config(folder), PRESETS["demo"], meshes.make_mesh(1, 1, 2), lambda model: None, plans=True
         )

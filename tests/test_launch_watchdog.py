@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxrl_post.launch import assemble, attempts, run_folder
-from jaxrl_post.launch.fault_points import POINTS, FaultPoints, Planted
-from jaxrl_post.launch.watchdog import Watchdog, WatchedRing, leaving
-from jaxrl_post.telemetry.timing import Stopwatch
+from jaxrl_post.launch import assemble
+from jaxrl_post.launch.watchdog import POINTS, FaultPoints, Planted, Watchdog, WatchedRing, leaving
+from jaxrl_post.ring.timing import Stopwatch
+from jaxrl_post.runs import attempts, run_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 

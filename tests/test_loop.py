@@ -6,32 +6,25 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_ring import SAMPLING, ToyEngine, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish
+from toy_ring import ToyEngine, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish, scheduler_of
 
-from jaxrl_post.loop import run
+from jaxrl_post.ring.events import Ring
+from jaxrl_post.ring.loop import run
 from jaxrl_post.scheduler.rounds.rounds import Sync
-from jaxrl_post.telemetry.events import Ring
 
 
 def accuracy(rollout):
     return float(np.random.default_rng(int(rollout.tokens.sum()) + len(rollout)).random() < 0.5)
 
 
+def rounds(kind=Sync, **changed):
+    given = dict(run_seed=1, max_tokens=6, prompts=3, group_size=4, max_waves=1)
+    return scheduler_of(kind, ToyPrompts(10), **given | changed)
+
+
 def turn(*, order=0, slots=8, steps=3, filter_groups=True):
     engine, learner, observe = ToyEngine(order=order, slots=slots), ToyLearner(), ToyObserver()
-    scheduler = Sync(
-        ToyPrompts(10),
-        run_seed=1,
-        steps=steps,
-        prompts_per_round=3,
-        group_size=4,
-        sampling=SAMPLING,
-        max_tokens=6,
-        filter_groups=filter_groups,
-        max_waves=99,
-        filter_metric="acc",
-        replicas=1,
-    )
+    scheduler = rounds(steps=steps, filter_groups=filter_groups, max_waves=99, filter_metric="acc")
     rewards = ToyRewards(accuracy)
     run(observed(observe), engine, scheduler, rewards, learner, publish, steps)
     return engine, learner, observe, rewards
@@ -60,38 +53,15 @@ def test_a_round_sees_only_the_weights_published_before_it():
             super().prepare(groups)
 
     engine, learner = ToyEngine(), Watching()
-    scheduler = Sync(
-        ToyPrompts(10),
-        run_seed=1,
-        steps=4,
-        prompts_per_round=2,
-        group_size=3,
-        sampling=SAMPLING,
-        max_tokens=6,
-        filter_groups=False,
-        max_waves=1,
-        replicas=1,
-    )
+    scheduler = rounds(steps=4, prompts=2, group_size=3)
     run(observed(ToyObserver()), engine, scheduler, ToyRewards(accuracy), learner, publish, 4)
     assert learner.step == engine.version == 4
 
 
 def several(mini_batches, ppo_epochs, kind=Sync, steps=8):
     engine, learner, observe = ToyEngine(), ToyLearner(), ToyObserver()
-    scheduler = kind(
-        ToyPrompts(10),
-        run_seed=1,
-        steps=steps // (mini_batches * ppo_epochs),
-        prompts_per_round=4,
-        group_size=2,
-        sampling=SAMPLING,
-        max_tokens=6,
-        filter_groups=False,
-        max_waves=1,
-        replicas=1,
-        mini_batches=mini_batches,
-        ppo_epochs=ppo_epochs,
-    )
+    own = dict(prompts=4, group_size=2, mini_batches=mini_batches, ppo_epochs=ppo_epochs)
+    scheduler = rounds(kind, steps=steps // (mini_batches * ppo_epochs), **own)
     run(observed(observe), engine, scheduler, ToyRewards(accuracy), learner, publish, steps)
     return engine, learner, observe
 
@@ -135,18 +105,7 @@ def test_nothing_goes_on_after_the_last_step():
 
 
 def test_standing_still_is_an_error():
-    scheduler = Sync(
-        ToyPrompts(10),
-        run_seed=1,
-        steps=2,
-        prompts_per_round=3,
-        group_size=4,
-        sampling=SAMPLING,
-        max_tokens=6,
-        filter_groups=False,
-        max_waves=1,
-        replicas=1,
-    )
+    scheduler = rounds(steps=2)
     with pytest.raises(
         RuntimeError,
         match="stands still at learner step 0 of 2.*12 requests pending.*sync round 1 of "
@@ -156,17 +115,6 @@ def test_standing_still_is_an_error():
 
 
 def test_a_scheduler_with_fewer_rounds_than_steps_is_an_error():
-    scheduler = Sync(
-        ToyPrompts(10),
-        run_seed=1,
-        steps=1,
-        prompts_per_round=3,
-        group_size=4,
-        sampling=SAMPLING,
-        max_tokens=6,
-        filter_groups=False,
-        max_waves=1,
-        replicas=1,
-    )
+    scheduler = rounds(steps=1)
     with pytest.raises(RuntimeError, match="stands still at learner step 1 of 2.*0 requests pending"):
         run(Ring(), ToyEngine(), scheduler, ToyRewards(accuracy), ToyLearner(), publish, 2)

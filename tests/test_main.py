@@ -17,7 +17,7 @@ from jaxrl_post import main as command
 from jaxrl_post.data.tasks import TASKS, split_of
 from jaxrl_post.data.tokenizer import characters, load
 from jaxrl_post.engine.host import dispatch_log
-from jaxrl_post.telemetry import metrics, rollout_log
+from jaxrl_post.runs import metric_rows, rollout_log
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -94,7 +94,7 @@ def test_a_run_leaves_what_it_promises(finished):
     config, summary = (json.loads((finished / f"{name}.json").read_text()) for name in ("config", "summary"))
     assert config["optimizer"]["lr"] == 1e-2 and config["derived"]["row_sizes"] == [32]
     assert set(config["derived"]["cost_table"]) == {"source", "digest"} and config["derived"]["swap"] == "shared"
-    rows = metrics.read(finished / "metrics.jsonl")
+    rows = metric_rows.read(finished / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2, 2, 3, 3]
     steps = [row for row in rows if "training/global_step" in row]
     logged = [rollout_log.read(finished / "rollouts" / f"step_{n:06d}.npz") for n in (1, 2, 3)]
@@ -138,7 +138,7 @@ def test_meter_and_trace_tell_what_the_rollout_log_holds(finished):
         for n in (1, 2, 3)
     ]
     lengths = [len(rollout) for rollouts in logged for rollout in rollouts]
-    rows = [row for row in metrics.read(finished / "metrics.jsonl") if "training/global_step" in row]
+    rows = [row for row in metric_rows.read(finished / "metrics.jsonl") if "training/global_step" in row]
     report = json.loads((finished / "bias.json").read_text())
     assert report["num_tokens_generated"] == sum(row["bias/num_tokens_generated"] for row in rows) == sum(lengths)
     assert report["trained_length/mean"] == report["launched_length/mean"] == pytest.approx(np.mean(lengths))
@@ -173,9 +173,9 @@ def test_a_run_repeats_to_the_bit_also_without_the_evaluation_between(here, fini
     ):
         assert (again / name).read_bytes() == (finished / name).read_bytes(), name
     same_answers(*(folder / "evaluations" / "step_000003.npz" for folder in (finished, again)))
-    first, second = (metrics.read(folder / "metrics.jsonl") for folder in (finished, again))
-    assert [metrics.deterministic(row) for row in second] == [
-        metrics.deterministic(row) for i, row in enumerate(first) if i != 3
+    first, second = (metric_rows.read(folder / "metrics.jsonl") for folder in (finished, again))
+    assert [metric_rows.deterministic(row) for row in second] == [
+        metric_rows.deterministic(row) for i, row in enumerate(first) if i != 3
     ]
 
 
@@ -252,7 +252,7 @@ def test_dynamic_sampling_and_no_evaluation(here):
         )
         == 0
     )
-    rows = metrics.read(folder / "metrics.jsonl")
+    rows = metric_rows.read(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["frac_reward_zero_std"] == 0 and row["sched/num_groups_trained"] == 4 for row in rows)
     assert sum(row["sched/num_groups_filtered"] for row in rows) > 0 and not (folder / "evaluations").exists()
@@ -292,7 +292,7 @@ def test_supervised_training_is_the_same_loop(here, capsys):
         line for line in lines if "  reward " in line or "  acc " in line or "MiB" in line or "prompt" in line[:8]
     ]
     assert lines[-1] == f"run folder: {folder}" and len(lines) < 12 + 12
-    rows = [row for row in metrics.read(folder / "metrics.jsonl") if "actor/pg_loss" in row]
+    rows = [row for row in metric_rows.read(folder / "metrics.jsonl") if "actor/pg_loss" in row]
     losses = [row["actor/pg_loss"] for row in rows]
     assert losses[-1] < losses[0] - 0.5
     words = load(here / "sums_tokenizer")
@@ -365,8 +365,8 @@ def test_two_processes_write_the_same_bytes_as_one(here):
     for name in names:
         if name.name != "metrics.jsonl":
             assert (first / name).read_bytes() == (second / name).read_bytes(), name
-    rows = [metrics.read(folder / "metrics.jsonl") for folder in (first, second)]
-    assert [metrics.deterministic(row) for row in rows[0]] == [metrics.deterministic(row) for row in rows[1]]
+    rows = [metric_rows.read(folder / "metrics.jsonl") for folder in (first, second)]
+    assert [metric_rows.deterministic(row) for row in rows[0]] == [metric_rows.deterministic(row) for row in rows[1]]
     decided = [(folder / "scheduler_log.jsonl").read_text().splitlines() for folder in (first, here / "one")]
     taken = [next(i for i, line in enumerate(lines) if '"event":"take"' in line) for lines in decided]
     assert decided[0][: taken[0] + 1] == decided[1][: taken[1] + 1]

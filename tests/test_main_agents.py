@@ -14,7 +14,7 @@ import pytest
 
 from jaxrl_post import main
 from jaxrl_post.rewards.environments.conversations import TurnScores
-from jaxrl_post.telemetry import metrics
+from jaxrl_post.runs import metric_rows
 
 # test_rewards_sessions.py and test_serve_agents.py have the parts in the first tier
 pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
@@ -88,19 +88,19 @@ def command(folder: Path, config: str, *more: str) -> list[str]:
 def whole(tmp_path_factory, port):
     folder = tmp_path_factory.mktemp("agents") / "whole"
     with harness(port) as counts:
-        assert main.main(command(folder, "demo_agents.py", f"--config.environment.arguments.port={port}")) == 0
+        assert main.main(command(folder, "demo/agents.py", f"--config.environment.arguments.port={port}")) == 0
     return folder, counts
 
 
 @pytest.fixture(scope="module")
 def built_in(tmp_path_factory):
     folder = tmp_path_factory.mktemp("agents") / "built_in"
-    assert main.main(command(folder, "demo_calculator.py")) == 0
+    assert main.main(command(folder, "demo/calculator.py")) == 0
     return folder
 
 
 def rows(run: Path) -> list[dict]:
-    return [metrics.deterministic(row) for row in metrics.read(run / "metrics.jsonl")]
+    return [metric_rows.deterministic(row) for row in metric_rows.read(run / "metrics.jsonl")]
 
 
 def differing(one: Path, two: Path, *more: str) -> list[str]:
@@ -125,8 +125,8 @@ def test_deferred_groups_are_played_again_as_by_the_built_in_environment(port, t
     runs = [tmp_path / name for name in ("harness", "built_in")]
     with harness(port):
         own = (*DEFERRING, f"--config.environment.arguments.port={port}")
-        assert main.main(command(runs[0], "demo_agents.py", *own)) == 0
-    assert main.main(command(runs[1], "demo_calculator.py", *DEFERRING)) == 0
+        assert main.main(command(runs[0], "demo/agents.py", *own)) == 0
+    assert main.main(command(runs[1], "demo/calculator.py", *DEFERRING)) == 0
     assert differing(*runs) == [] and rows(runs[0]) == rows(runs[1])
     assert sum(row.get("sched/num_groups_deferred", 0) for row in rows(runs[0])) >= 2
     assert sum(row.get("sched/num_long_rounds", 0) for row in rows(runs[0])) >= 1
@@ -147,7 +147,7 @@ def test_a_run_that_is_killed_resumes_to_the_bit(whole, port, tmp_path, monkeypa
             raise Killed
         return real(self, group)
 
-    asked = command(tmp_path / "again", "demo_agents.py", f"--config.environment.arguments.port={port}")
+    asked = command(tmp_path / "again", "demo/agents.py", f"--config.environment.arguments.port={port}")
     with harness(port):
         monkeypatch.setattr(TurnScores, "join", dying)
         with pytest.raises(Killed):

@@ -20,12 +20,12 @@ import bucket_server
 
 from jaxrl_post import __main__ as commands
 from jaxrl_post import main
-from jaxrl_post.buckets import objects, record
-from jaxrl_post.buckets.address import parse
-from jaxrl_post.buckets.objects import Objects
 from jaxrl_post.commands import fetch
-from jaxrl_post.launch import bucket_status, program_cache
-from jaxrl_post.launch.fault_points import Planted
+from jaxrl_post.config.address import parse
+from jaxrl_post.launch.watchdog import Planted
+from jaxrl_post.runs import attempts, program_cache
+from jaxrl_post.runs.buckets import objects, record
+from jaxrl_post.runs.buckets.objects import Objects
 from jaxrl_post.trainer.learner import Learner
 
 here, whole = resumed_runs.here, resumed_runs.whole  # fixtures
@@ -95,7 +95,7 @@ def test_a_run_that_fails_goes_on_elsewhere_and_ends_as_the_local_one(
     monkeypatch.delenv("JAXRL_FAULT")
     now = record.read(_objects(url))
     assert [one.step for one in now.commits][:1] == [2] and now.holder == {}
-    told = bucket_status.status(url)
+    told = attempts.bucket_status(url)
     assert (told.state, told.saved, told.steps, told.restarts) == ("ended with exit code 1", 2, STEPS, 0)
     machine()
     capsys.readouterr()
@@ -129,7 +129,7 @@ def test_a_run_that_is_stopped_saves_uploads_and_goes_on_elsewhere(here, whole, 
     url = f"{bucket}/runs/stopped"
     assert test_main_stop.signalled(here, url, signal.SIGTERM, Learner, "commit", 1) == 42
     assert "stopped after step 1, which is saved" in capsys.readouterr().out
-    now, told = record.read(_objects(url)), bucket_status.status(url)
+    now, told = record.read(_objects(url)), attempts.bucket_status(url)
     assert [one.step for one in now.commits][:1] == [1] and now.holder == {}
     assert (told.state, told.saved, told.attempts[0].processes[0].code) == ("ended with exit code 42", 1, 42)
     assert told.attempts[0].processes[0].why.startswith("SIGTERM: stopped after step 1, which is saved")

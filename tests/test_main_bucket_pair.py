@@ -14,11 +14,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import bucket_server
 import killed
 
-from jaxrl_post.buckets import record
-from jaxrl_post.buckets.address import parse
-from jaxrl_post.buckets.objects import Objects
 from jaxrl_post.commands import fetch
-from jaxrl_post.launch import attempts
+from jaxrl_post.config.address import parse
+from jaxrl_post.runs import attempts
+from jaxrl_post.runs.buckets import record
+from jaxrl_post.runs.buckets.objects import Objects
 
 __all__ = ["here"]  # a fixture
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -28,8 +28,9 @@ STEPS = 3
 DYING = """
 import os, signal, sys, time
 from jaxrl_post import main
-from jaxrl_post.buckets import address, objects, record
-from jaxrl_post.checkpoint import store
+from jaxrl_post.config import address
+from jaxrl_post.runs.buckets import objects, record
+from jaxrl_post.runs.checkpoint import store
 
 save, there = store.Checkpoints.save, objects.Objects(address.parse(URL, "url"))
 def dying(self, step, *rest):
@@ -45,7 +46,7 @@ import os, sys
 
 if os.environ["JAX_PROCESS_ID"] == "1": os.environ["STORAGE_EMULATOR_HOST"] = "http://127.0.0.1:9"
 from jaxrl_post import main
-from jaxrl_post.buckets import objects
+from jaxrl_post.runs.buckets import objects
 objects.Objects.__init__.__defaults__ = (0.3,)  # its patience
 sys.exit(main.main(sys.argv[1:]))
 """

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from resumed_runs import final_state, here, kill, resume, same_run, whole_run  # noqa: F401  (a fixture, and its kin)
 
-from jaxrl_post.checkpoint import store
 from jaxrl_post.models import hf
-from jaxrl_post.telemetry import metrics, rollout_log
+from jaxrl_post.runs import metric_rows, rollout_log
+from jaxrl_post.runs.checkpoint import store
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -29,7 +29,7 @@ RUNS = {
 
 
 def rows(folder):
-    return [row for row in metrics.read(folder / "metrics.jsonl") if "actor/grad_norm" in row]
+    return [row for row in metric_rows.read(folder / "metrics.jsonl") if "actor/grad_norm" in row]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_the_last_rollout_of_a_group_of_remax_is_greedy(here):  # noqa: F811
     groups = rollout_log.read(folder / "rollouts" / "step_000001.npz")
     for group in groups:
         greedy = group.rollouts[-1]
-        np.testing.assert_array_equal(greedy.tokens, greedy.favourites)
+        np.testing.assert_array_equal(greedy.tokens, greedy.argmax_tokens)
     samples = [rollout for group in groups for rollout in group.rollouts[:-1]]
-    assert any(np.any(rollout.tokens != rollout.favourites) for rollout in samples) or len(
+    assert any(np.any(rollout.tokens != rollout.argmax_tokens) for rollout in samples) or len(
         {rollout.tokens.tobytes() for rollout in samples}
     ) > len(groups)

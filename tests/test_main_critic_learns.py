@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_post import main
-from jaxrl_post.telemetry import metrics
+from jaxrl_post.runs import metric_rows
 
 pytestmark = pytest.mark.shown("variants")  # two runs to a reward
 
@@ -17,15 +17,15 @@ SHORT = ("--config.steps=20", "--config.eval.every=0", "--config.eval.prompts=64
 
 
 def told(name: str, folder: Path) -> tuple[dict, list]:
-    run = folder / name
+    run = folder / Path(name).name
     assert main.main([f"--config={CONFIGS / name}.py", f"--run-dir={run}", *SHORT]) == 0
-    rows = [row for row in metrics.read(run / "metrics.jsonl") if "actor/grad_norm" in row]
+    rows = [row for row in metric_rows.read(run / "metrics.jsonl") if "actor/grad_norm" in row]
     return json.loads((run / "summary.json").read_text())["eval"], rows
 
 
 def test_ppo_on_the_demo_gains_what_grpo_does(tmp_path):
     """Both train on the same prompts from the same policy. PPO's first four steps train the critic alone."""
-    ppo, rows = told("demo_ppo", tmp_path)
+    ppo, rows = told("demo/ppo", tmp_path)
     grpo, _ = told("demo", tmp_path)
     gains = [found["after"]["mean_at_4"] - found["before"]["mean_at_4"] for found in (ppo, grpo)]
     assert ppo["before"] == grpo["before"]

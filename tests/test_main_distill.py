@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from resumed_runs import here, kill, resume, same_run, whole_run  # noqa: F401  (a fixture, and its kin)
 
-from jaxrl_post.checkpoint import store
-from jaxrl_post.launch.inputs import tokenizer_files
+from jaxrl_post.launch.parts.inputs import tokenizer_files
 from jaxrl_post.models import decoder, hf
-from jaxrl_post.telemetry import metrics
+from jaxrl_post.runs import metric_rows
+from jaxrl_post.runs.checkpoint import store
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -37,7 +37,7 @@ def saved(folder, name: str, seed: int):
 def test_killed_in_a_save_and_resumed_it_is_the_same_run(here, form, capsys):  # noqa: F811
     flags = (*FORMS[form], saved(here, "teacher", 7))
     whole, target = whole_run(here, f"whole_{form}", *flags), here / f"killed_{form}"
-    rows, key = metrics.read(whole / "metrics.jsonl"), "rollout/opd_reverse_kl"
+    rows, key = metric_rows.read(whole / "metrics.jsonl"), "rollout/opd_reverse_kl"
     found = [row[key] for row in rows if key in row]  # one of each round, which may be several steps
     assert np.isfinite(found).all() and len(set(found)) == len(found) >= 3
     assert form != "exact" or found[-1] < found[0]

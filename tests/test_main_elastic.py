@@ -9,7 +9,7 @@ from test_main import here  # noqa: F401
 
 from jaxrl_post import main as command
 from jaxrl_post.engine import step_cost
-from jaxrl_post.telemetry import metrics, rollout_log
+from jaxrl_post.runs import metric_rows, rollout_log
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -52,7 +52,7 @@ def run(here):  # noqa: F811
 
 
 def rows(folder):
-    return [metrics.deterministic(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [metric_rows.deterministic(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.extended

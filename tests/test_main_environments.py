@@ -11,15 +11,15 @@ import pytest
 import jaxrl_post
 from jaxrl_post import main
 from jaxrl_post.rewards.environments.conversations import TurnScores
-from jaxrl_post.telemetry import metrics, rollout_log
-from jaxrl_post.types import Finish
+from jaxrl_post.ring.types import Finish
+from jaxrl_post.runs import metric_rows, rollout_log
 
 # test_engine_host_turns.py and test_rewards_environments.py have the parts in the first tier
 pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = (
-    f"--config={ROOT / 'configs' / 'demo_calculator.py'}",
+    f"--config={ROOT / 'configs' / 'demo/calculator.py'}",
     "--config.steps=3",
     "--config.checkpoint.every=1",
     "--config.checkpoint.keep_last=4",
@@ -68,7 +68,7 @@ def test_rollouts_are_whole_conversations(whole):
 
 def test_turns_are_journaled_and_counted(whole):
     journal = [json.loads(line) for line in (whole / "rewards.jsonl").read_text().splitlines()]
-    rows = metrics.read(whole / "metrics.jsonl")
+    rows = metric_rows.read(whole / "metrics.jsonl")
     assert sum(row.get("environment/turns", 0) for row in rows) >= 48
     tools = [record for record in journal if record["messages"]]
     assert tools and all(record["messages"][0]["role"] == "tool" and not record["done"] for record in tools)
@@ -98,7 +98,7 @@ def test_a_run_that_is_killed_resumes_to_the_bit(whole, tmp_path, monkeypatch):
     files += [file.relative_to(whole).as_posix() for file in (whole / "rollouts").glob("*")]
     assert [name for name in files if (whole / name).read_bytes() != (tmp_path / "again" / name).read_bytes()] == []
     rows = [
-        [metrics.deterministic(row) for row in metrics.read(run / "metrics.jsonl")]
+        [metric_rows.deterministic(row) for row in metric_rows.read(run / "metrics.jsonl")]
         for run in (whole, tmp_path / "again")
     ]
     assert rows[0] == rows[1]

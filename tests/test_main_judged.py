@@ -11,11 +11,11 @@ import served
 
 from jaxrl_post import main
 from jaxrl_post.data.tokenizer import load
-from jaxrl_post.launch.judges import JudgeQueue
+from jaxrl_post.launch.parts.judges import JudgeQueue
 from jaxrl_post.rewards.judge import Judge
-from jaxrl_post.rewards.judged import SleepingJudgeQueue
-from jaxrl_post.telemetry import metrics
-from jaxrl_post.telemetry.run_logs import groups_of, opened
+from jaxrl_post.rewards.modelled import SleepingJudgeQueue
+from jaxrl_post.runs import metric_rows
+from jaxrl_post.runs.run_logs import groups_of, opened
 
 # its parts are in test_rewards_judged.py, test_engine_host_judging.py and test_launch_judges.py
 pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
@@ -33,7 +33,7 @@ PIPELINED = (
 
 
 def run(folder: Path, *more: str, code: int = 0, resumes: bool = False) -> Path:
-    given = [f"--config={CONFIGS / 'demo_judge.py'}", f"--run-dir={folder}", *(["--resume"] if resumes else [])]
+    given = [f"--config={CONFIGS / 'demo/judge.py'}", f"--run-dir={folder}", *(["--resume"] if resumes else [])]
     assert main.main([*given, *(f"--config.{one}" for one in (*SMALL, *more))]) == code
     return folder
 
@@ -107,17 +107,19 @@ def test_a_resumed_run_reads_verdicts_and_ends_with_the_same_bits(tmp_path, whol
     assert questions == []
     for file in ("policy/model.safetensors", "rewards.jsonl", "eval_rewards.jsonl"):
         assert (whole / file).read_bytes() == (again / file).read_bytes(), file
-    rows = [[row for row in metrics.read(one / "metrics.jsonl") if "judge/questions" in row] for one in (whole, again)]
+    rows = [
+        [row for row in metric_rows.read(one / "metrics.jsonl") if "judge/questions" in row] for one in (whole, again)
+    ]
     assert [row["judge/questions"] for row in rows[0]] == [row["judge/questions"] for row in rows[1]] == [16.0] * 3
 
 
 def test_the_plan_counts_the_judge_and_what_cannot_be_is_refused(tmp_path, capsys):
-    given = [f"--config={CONFIGS / 'demo_judge.py'}", *(f"--config.{one}" for one in SMALL), "--dry-run"]
+    given = [f"--config={CONFIGS / 'demo/judge.py'}", *(f"--config.{one}" for one in SMALL), "--dry-run"]
     assert main.main([*given, "--config.judge.asleep=true"]) == 0
     told = capsys.readouterr().out
     assert "Memory per device while a judge is awake" in told and "weights (judge, asleep)" in told
     run(tmp_path / "none", f"judge.model={tmp_path}", code=1)
-    assert "there is no such folder with a config.json" in capsys.readouterr().err
+    assert "no such folder with a config.json" in capsys.readouterr().err
     run(tmp_path / "short", "judge.max_length=12", "judge.max_tokens=5", code=1)
     assert "judge.question: without a rollout, prompt" in capsys.readouterr().err
     assert not (tmp_path / "short").exists()

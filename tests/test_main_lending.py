@@ -11,8 +11,8 @@ from test_main import go
 from test_main_split import WHERE, done
 from test_main_tail_batching import steps_of
 
-from jaxrl_post.checkpoint import store
-from jaxrl_post.telemetry import metrics, rollout_log
+from jaxrl_post.runs import metric_rows, rollout_log
+from jaxrl_post.runs.checkpoint import store
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -157,7 +157,9 @@ def test_two_processes_lend_half_of_their_devices_each(here):  # noqa: F811
         )
     one, two = (folders["0.2"] / f"process_{index}" for index in range(2))
     assert (one / "scheduler_log.jsonl").read_bytes() == (two / "scheduler_log.jsonl").read_bytes()
-    rows = [[metrics.deterministic(row) for row in metrics.read(folder / "metrics.jsonl")] for folder in (one, two)]
+    rows = [
+        [metric_rows.deterministic(row) for row in metric_rows.read(folder / "metrics.jsonl")] for folder in (one, two)
+    ]
     assert rows[0] == rows[1] and sum(row.get("training/lent_micro_batches", 0) for row in rows[0]) >= 2
     assert rollouts(one) == rollouts(two) == rollouts(folders["0.0"] / "process_0") and len(rollouts(one)) == 80
 

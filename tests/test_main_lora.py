@@ -12,10 +12,10 @@ from resumed_runs import FLAGS, final_state, here, kill, resume, same_run, whole
 from test_main import go
 
 from jaxrl_post import main as command
-from jaxrl_post.checkpoint import store
 from jaxrl_post.commands import export
-from jaxrl_post.launch import saved_policy
+from jaxrl_post.launch.parts import saved_policy
 from jaxrl_post.models import hf, peft, tensor_file
+from jaxrl_post.runs.checkpoint import store
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -29,7 +29,7 @@ def ended(here):  # noqa: F811
 
 def logged(folder) -> dict:
     """Returns the log-probs of the greedy rollouts of a run's last evaluation, by the run's engine."""
-    from jaxrl_post.telemetry import rollout_log
+    from jaxrl_post.runs import rollout_log
 
     file = sorted((folder / "evaluations").glob("step_*.npz"))[-1]
     return [rollout for group in rollout_log.read(file) for rollout in group.rollouts]

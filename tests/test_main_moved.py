@@ -6,8 +6,8 @@ import pytest
 from resumed_runs import PAIR, ended, final_state, here, pair, resume, whole  # noqa: F401
 from test_main import go
 
-from jaxrl_post.checkpoint import arrays
-from jaxrl_post.telemetry import metrics
+from jaxrl_post.runs import metric_rows
+from jaxrl_post.runs.checkpoint import arrays
 from jaxrl_post.trainer.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -31,7 +31,7 @@ def test_a_run_goes_on_on_another_mesh(here, ended, capsys, monkeypatch):  # noq
     )
     assert sorted(restored[0]) == sorted(before)
     assert all(leaf.tobytes() == before[name].tobytes() for name, leaf in restored[0].items())
-    assert [row["step"] for row in metrics.read(ended / "metrics.jsonl")] == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6]
+    assert [row["step"] for row in metric_rows.read(ended / "metrics.jsonl")] == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6]
 
 
 @pytest.mark.extended  # four starts of a process, two at a time
@@ -50,5 +50,5 @@ def test_a_run_goes_on_with_another_number_of_processes(here, tmp_path, capsys):
     for process in ("process_0", "process_1"):
         after = (target / process / "scheduler_log.jsonl").read_bytes()
         assert after.startswith(between) and len(after) > len(between)
-        assert [row["step"] for row in metrics.read(target / process / "metrics.jsonl")][-1] == 5
+        assert [row["step"] for row in metric_rows.read(target / process / "metrics.jsonl")][-1] == 5
         assert len(list((target / process / "rollouts").glob("step_*.npz"))) == 5

@@ -12,9 +12,9 @@ from resumed_runs import here, kill, resume, same_run, saved, whole_run  # noqa:
 from test_main import go
 from test_main_tail_batching import steps_of
 
-from jaxrl_post.checkpoint import store
 from jaxrl_post.parallel import weight_sync
-from jaxrl_post.telemetry import rollout_log
+from jaxrl_post.runs import rollout_log
+from jaxrl_post.runs.checkpoint import store
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

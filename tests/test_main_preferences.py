@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from jaxrl_post import main
-from jaxrl_post.telemetry import metrics
+from jaxrl_post.runs import metric_rows
 
 # its parts are in test_trainer_preferences.py
 pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "demo_dpo.py"
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "demo/dpo.py"
 SMALL = (
     "steps=4",
     "checkpoint.every=2",
@@ -27,7 +27,7 @@ SMALL = (
 
 def _run(folder: Path, *more: str) -> list[dict]:
     assert main.main([f"--config={CONFIG}", f"--run-dir={folder}", *(f"--config.{one}" for one in SMALL), *more]) == 0
-    return [row for row in metrics.read(folder / "metrics.jsonl") if "rewards/margins" in row]
+    return [row for row in metric_rows.read(folder / "metrics.jsonl") if "rewards/margins" in row]
 
 
 def test_a_resumed_run_has_the_same_reference_and_ends_with_the_same_bits(tmp_path):

@@ -14,7 +14,8 @@ from test_main import go, here  # noqa: F401
 
 from jaxrl_post import main as command
 from jaxrl_post.data.tokenizer import characters
-from jaxrl_post.launch import command_line, graders
+from jaxrl_post.launch import command_line
+from jaxrl_post.launch.parts import graders
 from jaxrl_post.parallel import mesh
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -35,7 +36,7 @@ def test_a_log_that_cannot_be_written_is_one_sentence(monkeypatch, capsys):
         raise OSError(28, "No space left on device", "metrics.jsonl")
 
     monkeypatch.setattr(command, "assemble", lambda *_: types.SimpleNamespace())
-    monkeypatch.setattr(command, "turn", refuse)
+    monkeypatch.setattr(command, "run_training", refuse)
     assert command.main([]) == 1
     said = "No space left on device: 'metrics.jsonl'; mend that, and --resume continues from the newest checkpoint"
     assert capsys.readouterr().err == f"error: [Errno 28] {said}\n"

@@ -10,10 +10,10 @@ import resumed_runs
 from resumed_runs import FLAGS, STEPS, kill, pair, placed_state, resume, same_run, saved
 from test_main import go
 
-from jaxrl_post.checkpoint import store
-from jaxrl_post.launch import attempts, command_line
+from jaxrl_post.launch import command_line
 from jaxrl_post.models import hf
-from jaxrl_post.telemetry import journal, metrics, rollout_log
+from jaxrl_post.runs import attempts, journal, metric_rows, rollout_log
+from jaxrl_post.runs.checkpoint import store
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 here, whole, ended = resumed_runs.here, resumed_runs.whole, resumed_runs.ended  # fixtures
@@ -158,7 +158,7 @@ def test_another_config_or_other_data_is_refused_and_nothing_is_cut(here, ended,
 
 def test_more_steps_go_on_where_the_run_ended(here, ended, capsys):
     assert resume(here, ended, "--config.steps=6", "--config.eval.show=1", "--config.checkpoint.keep_last=3") == 0
-    rows = metrics.read(ended / "metrics.jsonl")
+    rows = metric_rows.read(ended / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6]
     assert json.loads((ended / "summary.json").read_text())["steps"] == 6
     assert saved(ended) == ["step_000004", "step_000005", "step_000006"]
@@ -190,7 +190,7 @@ def test_flags():
 DYING = """
 import os, signal, sys
 from jaxrl_post import main
-from jaxrl_post.checkpoint import store
+from jaxrl_post.runs.checkpoint import store
 
 save = store.Checkpoints.save
 def dying(self, step, *rest):
@@ -244,8 +244,10 @@ def test_two_processes_that_are_killed_and_resumed(here, tmp_path):
         assert names[0] == names[1] and len(names[0]) > 9
         for name in set(names[0]) - {"metrics.jsonl"}:
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
-        rows = [metrics.read(folder / "metrics.jsonl") for folder in (one, two)]
-        assert [metrics.deterministic(row) for row in rows[0]] == [metrics.deterministic(row) for row in rows[1]]
+        rows = [metric_rows.read(folder / "metrics.jsonl") for folder in (one, two)]
+        assert [metric_rows.deterministic(row) for row in rows[0]] == [
+            metric_rows.deterministic(row) for row in rows[1]
+        ]
     exported = [(folder / "policy" / "model.safetensors").read_bytes() for folder in (tmp_path / "whole", target)]
     assert exported[0] == exported[1]
     states = [placed_state(folder) for folder in (tmp_path / "whole", target)]

@@ -11,18 +11,18 @@ import safetensors.numpy
 
 from jaxrl_post import main
 from jaxrl_post.models import hf
-from jaxrl_post.telemetry import metrics
+from jaxrl_post.runs import metric_rows
 
 # its parts are in test_trainer_reward_model.py
 pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "demo_reward_model.py"
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "demo/reward_model.py"
 SMALL = ("steps=4", "checkpoint.every=2", "scheduler.prompts=8", "optimizer.warmup_steps=1")
 
 
 def _run(folder: Path, *more: str) -> list[dict]:
     assert main.main([f"--config={CONFIG}", f"--run-dir={folder}", *(f"--config.{one}" for one in SMALL), *more]) == 0
-    return [row for row in metrics.read(folder / "metrics.jsonl") if "rewards/margin" in row]
+    return [row for row in metric_rows.read(folder / "metrics.jsonl") if "rewards/margin" in row]
 
 
 def test_a_run_leaves_a_reward_model_and_a_resumed_one_the_same(tmp_path, capsys):
@@ -44,4 +44,4 @@ def test_a_run_leaves_a_reward_model_and_a_resumed_one_the_same(tmp_path, capsys
     assert "is a reward model, which writes no tokens" in capsys.readouterr().err
 
 
-_POLICY = (f"--config={CONFIG.parent / 'demo.py'}",)
+_POLICY = (f"--config={CONFIG.parents[1] / 'demo.py'}",)

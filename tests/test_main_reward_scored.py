@@ -12,7 +12,7 @@ import pytest
 
 from jaxrl_post import main
 from jaxrl_post.models import hf
-from jaxrl_post.telemetry import metrics
+from jaxrl_post.runs import metric_rows
 
 # its parts are in test_trainer_reward_scorer.py and test_rewards_modelled.py
 pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
@@ -42,12 +42,12 @@ def judge(tmp_path) -> Path:
 
 def _run(folder: Path, judge: Path, *more: str, code: int = 0) -> list[dict]:
     given = [
-        f"--config={CONFIGS / 'demo_from_preferences.py'}",
+        f"--config={CONFIGS / 'demo/from_preferences.py'}",
         f"--run-dir={folder}",
         f"--config.reward.model={judge}",
     ]
     assert main.main([*given, *(f"--config.{one}" for one in SMALL), *more]) == code
-    return [row for row in metrics.read(folder / "metrics.jsonl") if "actor/grad_norm" in row] if code == 0 else []
+    return [row for row in metric_rows.read(folder / "metrics.jsonl") if "actor/grad_norm" in row] if code == 0 else []
 
 
 def test_a_resumed_run_has_the_same_scores_and_ends_with_the_same_bits(tmp_path, judge, capsys):

@@ -8,8 +8,8 @@ from resumed_runs import here, kill, resume, same_run, whole_run  # noqa: F401  
 from test_main import go
 from test_main_tail_batching import VERIFIED
 
-from jaxrl_post.checkpoint import store
 from jaxrl_post.engine.row_engine import MeshDevice
+from jaxrl_post.runs.checkpoint import store
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -8,9 +8,9 @@ from resumed_runs import FLAGS as RESUMED
 from resumed_runs import final_state, here, kill, same_run, saved  # noqa: F401  `here` is a fixture
 from test_main import go
 
-from jaxrl_post.checkpoint import store
 from jaxrl_post.engine import row_engine
-from jaxrl_post.telemetry import metrics, rollout_log
+from jaxrl_post.runs import metric_rows, rollout_log
+from jaxrl_post.runs.checkpoint import store
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -48,7 +48,7 @@ def drafting(here):  # noqa: F811
 
 
 def total(folder, name):
-    return sum(row.get(name, 0.0) for row in metrics.read(folder / "metrics.jsonl"))
+    return sum(row.get(name, 0.0) for row in metric_rows.read(folder / "metrics.jsonl"))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_killed_and_resumed_it_drafts_on_as_if_nothing_had_happened(here, drafti
     run(here, target, *OURS)
     assert capsys.readouterr().out.count("goes on after step") >= 2
     same_run(drafting, target)
-    assert any("spec/expected_accepted" in row for row in metrics.read(target / "metrics.jsonl"))
+    assert any("spec/expected_accepted" in row for row in metric_rows.read(target / "metrics.jsonl"))
 
 
 @pytest.mark.shown("variants")

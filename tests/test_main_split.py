@@ -13,13 +13,13 @@ from test_main_pipeline import FLAGS
 from test_main_tail_batching import steps_of
 
 from jaxrl_post import config
-from jaxrl_post.checkpoint import store
 from jaxrl_post.engine import row_engine
 from jaxrl_post.engine.step_cost import StepCost, TableCost
-from jaxrl_post.launch import build
+from jaxrl_post.launch.parts import build
+from jaxrl_post.ring.events import TimedRing
+from jaxrl_post.runs import rollout_log
+from jaxrl_post.runs.checkpoint import store
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
-from jaxrl_post.telemetry import rollout_log
-from jaxrl_post.telemetry.events import TimedRing
 from jaxrl_post.trainer import learner
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

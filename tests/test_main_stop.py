@@ -6,7 +6,7 @@ import threading
 import pytest
 from resumed_runs import here, resume, same_run, saved, whole
 
-from jaxrl_post import evaluation
+from jaxrl_post.launch.parts import evaluation
 from jaxrl_post.models import hf
 from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.trainer.learner import Learner

@@ -10,8 +10,8 @@ import pytest
 from resumed_runs import here, kill, resume, same_run, saved, whole_run  # noqa: F401  (a fixture, and its kin)
 from test_main import go
 
-from jaxrl_post.checkpoint import store
-from jaxrl_post.telemetry import metrics, rollout_log
+from jaxrl_post.runs import metric_rows, rollout_log
+from jaxrl_post.runs.checkpoint import store
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -26,7 +26,7 @@ VERIFIED = (*FLAGS, "--config.scheduler.long_batches=2")
 
 
 def steps_of(folder):
-    return [row for row in metrics.read(folder / "metrics.jsonl") if "actor/grad_norm" in row]
+    return [row for row in metric_rows.read(folder / "metrics.jsonl") if "actor/grad_norm" in row]
 
 
 @pytest.mark.parametrize("flags", [pytest.param(PARTIAL, marks=pytest.mark.extended), VERIFIED])

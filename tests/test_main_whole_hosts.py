@@ -10,8 +10,7 @@ import pytest
 from resumed_runs import here  # noqa: F401  (a fixture)
 from test_main_pipeline import FLAGS
 
-from jaxrl_post.launch import attempts
-from jaxrl_post.telemetry import metrics, rollout_log
+from jaxrl_post.runs import attempts, metric_rows, rollout_log
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -52,7 +51,7 @@ def whole(here):  # noqa: F811
 def test_processes_of_either_role_decide_alike(here, whole):  # noqa: F811
     """They agree in everything, and with one process of four devices in the decisions, tokens and log-probs of step 1."""
     mine, alone = [whole / f"process_{index}" for index in range(4)], here / "one_process"
-    rows = [[metrics.deterministic(row) for row in metrics.read(of / "metrics.jsonl")] for of in mine]
+    rows = [[metric_rows.deterministic(row) for row in metric_rows.read(of / "metrics.jsonl")] for of in mine]
     assert len(rows[0]) == STEPS + 2 and all(other == rows[0] for other in rows)
     assert max(row["off_policy/max"] for row in rows[0] if "off_policy/max" in row) > 0, (
         "all weights came between rounds"

@@ -9,39 +9,23 @@ from pathlib import Path
 import jax
 import pytest
 import safetensors.numpy
+from refusals import refused
 from test_models_hf import SQUARE, TINY, assert_same, shaken
 
 from jaxrl_post.models import decoder, families, hf
 from jaxrl_post.models.model_config import RopeScaling
 
+GEMMA = dataclasses.replace(
+    TINY, norm_offset=1.0, post_norms=True, embed_scale=32**0.5, windows=(7, None), activation="gelu_tanh"
+)
 FAMILIES = [
     dataclasses.replace(TINY, windows=(5, 5)),
     dataclasses.replace(TINY, qkv_bias=True),
     dataclasses.replace(TINY, qkv_bias=True, windows=(None, 6)),
     dataclasses.replace(TINY, qk_norm=True, windows=(6, None)),
+    dataclasses.replace(GEMMA, query_scale=12**-0.5, attn_soft_cap=3.0, final_soft_cap=4.0, tied=False),
     dataclasses.replace(
-        TINY,
-        norm_offset=1.0,
-        post_norms=True,
-        embed_scale=32**0.5,
-        query_scale=12**-0.5,
-        attn_soft_cap=3.0,
-        final_soft_cap=4.0,
-        windows=(7, None),
-        activation="gelu_tanh",
-        tied=False,
-    ),
-    dataclasses.replace(
-        TINY,
-        norm_offset=1.0,
-        post_norms=True,
-        embed_scale=32**0.5,
-        query_scale=8**-0.5,
-        qk_norm=True,
-        windows=(7, None),
-        activation="gelu_tanh",
-        local_rope_theta=77.0,
-        rope_scaling=RopeScaling("linear", 8.0),
+        GEMMA, query_scale=8**-0.5, qk_norm=True, local_rope_theta=77.0, rope_scaling=RopeScaling("linear", 8.0)
     ),
 ]
 KINDS = ["mistral", "qwen2", "qwen2", "qwen3", "gemma2", "gemma3_text"]
@@ -73,126 +57,52 @@ def test_families_come_back_from_several_files_as_they_went(tmp_path, config, ki
 # As they lie on the Hub, less what says nothing of the shape; then the number of parameters that is published.
 PUBLISHED = {
     "gemma-2-2b": (
-        dict(
-            architectures=["Gemma2ForCausalLM"],
-            attention_bias=False,
-            attn_logit_softcapping=50.0,
-            final_logit_softcapping=30.0,
-            head_dim=256,
-            hidden_act="gelu_pytorch_tanh",
-            hidden_activation="gelu_pytorch_tanh",
-            hidden_size=2304,
-            intermediate_size=9216,
-            max_position_embeddings=8192,
-            model_type="gemma2",
-            num_attention_heads=8,
-            num_hidden_layers=26,
-            num_key_value_heads=4,
-            query_pre_attn_scalar=256,
-            rms_norm_eps=1e-06,
-            rope_theta=10000.0,
-            sliding_window=4096,
-            torch_dtype="float32",
-            vocab_size=256000,
-        ),
+        """{"architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "intermediate_size": 9216,
+        "max_position_embeddings": 8192, "model_type": "gemma2", "num_attention_heads": 8, "num_hidden_layers": 26,
+        "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
+        "sliding_window": 4096, "torch_dtype": "float32", "vocab_size": 256000}""",
         2_614_341_888,
         (4096, None) * 13,
     ),
     "gemma-3-1b": (
-        dict(
-            architectures=["Gemma3ForCausalLM"],
-            attention_bias=False,
-            attn_logit_softcapping=None,
-            final_logit_softcapping=None,
-            head_dim=256,
-            hidden_activation="gelu_pytorch_tanh",
-            hidden_size=1152,
-            intermediate_size=6912,
-            max_position_embeddings=32768,
-            model_type="gemma3_text",
-            num_attention_heads=4,
-            num_hidden_layers=26,
-            num_key_value_heads=1,
-            query_pre_attn_scalar=256,
-            rms_norm_eps=1e-06,
-            rope_local_base_freq=10000,
-            rope_scaling=None,
-            rope_theta=1000000,
-            sliding_window=512,
-            sliding_window_pattern=6,
-            torch_dtype="bfloat16",
-            vocab_size=262144,
-        ),
+        """{"architectures": ["Gemma3ForCausalLM"], "attention_bias": false, "attn_logit_softcapping": null,
+        "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152,
+        "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text",
+        "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1, "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": null, "rope_theta": 1000000,
+        "sliding_window": 512, "sliding_window_pattern": 6, "torch_dtype": "bfloat16", "vocab_size": 262144}""",
         999_885_952,
         ((512,) * 5 + (None,)) * 4 + (512, 512),
     ),
     "mistral-7b-v0.1": (
-        dict(
-            architectures=["MistralForCausalLM"],
-            hidden_act="silu",
-            hidden_size=4096,
-            intermediate_size=14336,
-            max_position_embeddings=32768,
-            model_type="mistral",
-            num_attention_heads=32,
-            num_hidden_layers=32,
-            num_key_value_heads=8,
-            rms_norm_eps=1e-05,
-            rope_theta=10000.0,
-            sliding_window=4096,
-            tie_word_embeddings=False,
-            torch_dtype="bfloat16",
-            vocab_size=32000,
-        ),
+        """{"architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "vocab_size": 32000}""",
         7_241_732_096,
         (4096,) * 32,
     ),
     "qwen2.5-0.5b": (
-        dict(
-            architectures=["Qwen2ForCausalLM"],
-            hidden_act="silu",
-            hidden_size=896,
-            intermediate_size=4864,
-            max_position_embeddings=32768,
-            max_window_layers=24,
-            model_type="qwen2",
-            num_attention_heads=14,
-            num_hidden_layers=24,
-            num_key_value_heads=2,
-            rms_norm_eps=1e-06,
-            rope_theta=1000000.0,
-            sliding_window=32768,
-            tie_word_embeddings=True,
-            torch_dtype="bfloat16",
-            use_mrope=False,
-            use_sliding_window=False,
-            vocab_size=151936,
-        ),
+        """{"architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864,
+        "max_position_embeddings": 32768, "max_window_layers": 24, "model_type": "qwen2", "num_attention_heads": 14,
+        "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+        "sliding_window": 32768, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_mrope": false,
+        "use_sliding_window": false, "vocab_size": 151936}""",
         494_032_768,
         (None,) * 24,
     ),
     "llama-2-7b": (
-        dict(
-            architectures=["LlamaForCausalLM"],
-            hidden_act="silu",
-            hidden_size=4096,
-            intermediate_size=11008,
-            max_position_embeddings=4096,
-            model_type="llama",
-            num_attention_heads=32,
-            num_hidden_layers=32,
-            num_key_value_heads=32,
-            pretraining_tp=1,
-            rms_norm_eps=1e-05,
-            rope_scaling=None,
-            tie_word_embeddings=False,
-            torch_dtype="float16",
-            vocab_size=32000,
-        ),
+        """{"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008,
+        "max_position_embeddings": 4096, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": null,
+        "tie_word_embeddings": false, "torch_dtype": "float16", "vocab_size": 32000}""",
         6_738_415_616,
         (None,) * 32,
     ),
 }
+PUBLISHED = {name: (json.loads(config), *facts) for name, (config, *facts) in PUBLISHED.items()}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -224,10 +134,8 @@ def test_published_configs_have_the_published_number_of_parameters(tmp_path, nam
 )
 def test_what_no_family_expresses_is_not_saved(tmp_path, change, sentence):
     config = dataclasses.replace(SQUARE, **change)
-    with pytest.raises(ValueError, match=sentence):
-        hf.check_savable(config)
-    with pytest.raises(ValueError, match=sentence):
-        hf.save(tmp_path / "out", config, shaken(config))
+    refused(sentence, hf.check_savable, config)
+    refused(sentence, hf.save, tmp_path / "out", config, shaken(config))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -241,8 +149,7 @@ def test_gemma_3_with_capped_attention_is_refused_both_ways(tmp_path):
     """transformers has the key and ignores it there: scores that were capped would be another model's."""
     published = PUBLISHED["gemma-3-1b"][0]
     sentence = "attn_logit_softcapping=50.0 is not supported for Gemma3ForCausalLM, .* the nearest valid value is null"
-    with pytest.raises(ValueError, match=sentence):
-        read_as(tmp_path, **published | {"attn_logit_softcapping": 50.0})
+    refused(sentence, read_as, tmp_path, **published | {"attn_logit_softcapping": 50.0})
     config = read_as(tmp_path, **published | {"final_logit_softcapping": 30.0})
     assert (config.attn_soft_cap, config.final_soft_cap) == (None, 30.0)
     with pytest.raises(ValueError, match="attn_soft_cap=50.0 cannot be saved as Gemma3ForCausalLM"):

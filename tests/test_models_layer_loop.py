@@ -36,7 +36,9 @@ def loss(params, config, tokens, dtype, **how):
         return out, cache + (layer + 1) * jnp.sum(k, dtype=cache.dtype)
 
     start = jnp.zeros((), jnp.promote_types(dtype, jnp.float32))
-    h, cache = decoder.hidden(params, config, tokens[None], positions, attend, start, dtype=dtype, **how)
+    h, cache = decoder.hidden(
+        params, config, tokens[None], positions, attend, start, dtype=dtype, loop=layer_loop.LayerLoop(**how)
+    )
     return jnp.sin(decoder.logits(params, config, h)).sum() + cache
 
 
@@ -53,12 +55,12 @@ def worst(a, b):
 @pytest.mark.parametrize(
     "config, how",
     [
-        (MIXED, {"remat": True}),
-        (MIXED, {"remat": True, "paired": True}),
-        (MIXED, {"remat": True, "paired": True, "placed": True}),
+        (MIXED, {"policy": "full"}),
+        (MIXED, {"policy": "full", "paired": True}),
+        (MIXED, {"policy": "full", "paired": True, "placed": True}),
         *(
             pytest.param(*one, marks=pytest.mark.shown("exact-scale"))
-            for one in ((MIXED, {}), (ALIKE, {"remat": True}), (ALIKE, {"paired": True, "row_major": True}))
+            for one in ((MIXED, {}), (ALIKE, {"policy": "full"}), (ALIKE, {"paired": True, "row_major": True}))
         ),
     ],
     ids=["mixed", "mixed_paired", "mixed_placed", "mixed_kept", "alike", "alike_paired"],
@@ -68,7 +70,7 @@ def test_scanned_gradients_are_those_of_layers_written_out_in_x64(config, how):
 
 
 def test_the_order_of_axes_in_memory_changes_no_bit_of_a_gradient():
-    found, plain = (gradient(ALIKE, scan=True, remat=True, row_major=row_major) for row_major in (True, False))
+    found, plain = (gradient(ALIKE, scan=True, policy="full", row_major=row_major) for row_major in (True, False))
     assert jax.tree.all(jax.tree.map(np.array_equal, found, plain))
 
 
@@ -76,13 +78,13 @@ def test_the_order_of_axes_in_memory_changes_no_bit_of_a_gradient():
 @pytest.mark.parametrize("policy", layer_loop.POLICIES)
 @pytest.mark.parametrize("how", FORMS.values(), ids=FORMS)
 def test_policies_change_no_gradient(policy, how):
-    assert worst(gradient(MIXED, remat=True, policy=policy, **how), gradient(MIXED)) <= EXACT
+    assert worst(gradient(MIXED, policy=policy, **how), gradient(MIXED)) <= EXACT
 
 
 @pytest.mark.shown("exact-scale")
 @pytest.mark.parametrize("config", [MIXED, ALIKE], ids=["mixed", "alike"])
 def test_float32(config):
-    assert worst(gradient(config, np.float32, scan=True, remat=True), gradient(config, np.float32)) <= SINGLE
+    assert worst(gradient(config, np.float32, scan=True, policy="full"), gradient(config, np.float32)) <= SINGLE
 
 
 def jaxpr(config, *, dtype=jnp.float32, **how):
@@ -98,7 +100,9 @@ def products(config, **how):
 def test_a_scanned_program_holds_one_layer():
     deeper = dataclasses.replace(ALIKE, layers=6, windows=(4,) * 6)
     assert (
-        products(deeper, scan=True, remat=True) == products(ALIKE, scan=True, remat=True) < products(ALIKE, remat=True)
+        products(deeper, scan=True, policy="full")
+        == products(ALIKE, scan=True, policy="full")
+        < products(ALIKE, policy="full")
     )
 
 
@@ -109,16 +113,14 @@ def test_a_policy_keeps_what_it_says(how):
     and gate and up too."""
     layers = 1 if how else ALIKE.layers
     plain = products(ALIKE, **how)
-    repeated = {
-        policy: (products(ALIKE, remat=True, policy=policy, **how) - plain) / layers for policy in layer_loop.POLICIES
-    }
+    repeated = {policy: (products(ALIKE, policy=policy, **how) - plain) / layers for policy in layer_loop.POLICIES}
     pairs = 2 if "paired" in how else 0
     assert repeated == {"full": 8 - pairs, "attention": 7 - pairs, "projections": 1, "offload": 8 - pairs}
 
 
 @pytest.mark.parametrize("placed", [True, False])
 def test_norms_are_stacked_as_they_are_and_matrices_in_the_dtype_of_the_computation(placed):
-    found = str(jaxpr(ALIKE, dtype=jnp.bfloat16, scan=True, remat=True, paired=True, placed=placed))
+    found = str(jaxpr(ALIKE, dtype=jnp.bfloat16, scan=True, policy="full", paired=True, placed=placed))
     assert "f32[3,16]" in found and "bf16[3,2,16,20]" in found and "bf16[3,16]" not in found
 
 
@@ -170,4 +172,4 @@ FAULTS = (every_layer_has_the_first_window, every_layer_has_the_first_rotation, 
 def test_planted_faults_are_seen(monkeypatch, fault):
     plain = gradient(MIXED)
     fault(monkeypatch)
-    assert worst(gradient(MIXED, scan=True, remat=True), plain) > 1e-3
+    assert worst(gradient(MIXED, scan=True, policy="full"), plain) > 1e-3

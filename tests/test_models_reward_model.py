@@ -11,9 +11,10 @@ import parity_arms as arms
 import pytest
 import reward_model_arms as pairs
 import safetensors.numpy
+from refusals import refused
 
 from jaxrl_post.config import default, resolve
-from jaxrl_post.launch import inputs, reward_start
+from jaxrl_post.launch.parts import inputs, second_models
 from jaxrl_post.models import decoder, families, hf
 
 NAMES = {
@@ -52,16 +53,14 @@ def test_a_classifier_of_several_labels_is_refused(labels, tmp_path):
     saved(tmp_path / "out")
     file = tmp_path / "out" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"id2label": labels}))
-    with pytest.raises(ValueError, match="id2label names 2 labels, and a reward model has 1"):
-        hf.read_config(file)
+    refused("id2label names 2 labels, and a reward model has 1", hf.read_config, file)
 
 
 def test_a_reward_model_is_no_policy_and_a_policy_may_become_one():
     policy, reward = (resolve(default(), [*("model.preset=tiny",), *more]) for more in ((), _TRAINS))
-    assert reward_start.headed(reward, pairs.MODEL) == pairs.MODEL
-    assert reward_start.headed(reward, dataclasses.replace(pairs.MODEL, scalar=False)) == pairs.MODEL
-    with pytest.raises(ValueError, match="is a reward model, which writes no tokens"):
-        reward_start.headed(policy, pairs.MODEL)
+    assert second_models.trained_shape(reward, pairs.MODEL) == pairs.MODEL
+    assert second_models.trained_shape(reward, dataclasses.replace(pairs.MODEL, scalar=False)) == pairs.MODEL
+    refused("is a reward model, which writes no tokens", second_models.trained_shape, policy, pairs.MODEL)
     assert inputs.shape(reward).scalar and not inputs.shape(policy).scalar
 
 

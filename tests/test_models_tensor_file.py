@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from refusals import refused
 
 from jaxrl_post.models import tensor_file
 
@@ -113,17 +114,14 @@ def one(**changes) -> dict:
 )
 def test_files_that_are_not_whole_are_refused_in_one_sentence(tmp_path, data):
     (tmp_path / "file").write_bytes(data)
-    with pytest.raises(ValueError, match="not a whole safetensors file") as error:
-        tensor_file.entries(tmp_path / "file")
-    assert "\n" not in str(error.value)
+    refused("not a whole safetensors file", tensor_file.entries, tmp_path / "file")
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_noticed(tmp_path):
     (tmp_path / "file").write_bytes(written(one(), b"12345678"))
     found = tensor_file.entries(tmp_path / "file")
     (tmp_path / "file").write_bytes(written(one(), b"1234"))
-    with pytest.raises(ValueError, match="it ended while it was read"):
-        tensor_file.read(found["a"])
+    refused("it ended while it was read", tensor_file.read, found["a"])
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
@@ -144,14 +142,12 @@ def test_a_number_that_is_not_finite_is_named(monkeypatch, dtype, number):
 )
 def test_a_header_of_wrong_types_is_one_sentence(tmp_path, changes):
     (tmp_path / "file").write_bytes(written(one(**changes), b"12345678"))
-    with pytest.raises(ValueError, match="not a whole safetensors file") as caught:
-        tensor_file.entries(tmp_path / "file")
-    assert type(caught.value) is ValueError and len(str(caught.value)) < 500
+    caught = refused("not a whole safetensors file", tensor_file.entries, tmp_path / "file")
+    assert len(caught) < 500
 
 
 def test_a_header_that_no_json_reader_takes_is_one_sentence(tmp_path):
     for header in (b"[" * 9000 + b"]" * 9000, b"\xff" * 9000, b'{"a": 1' + b"0" * 9000 + b"}"):
         (tmp_path / "file").write_bytes(written(header, b""))
-        with pytest.raises(ValueError, match="not a whole safetensors file") as caught:
-            tensor_file.entries(tmp_path / "file")
-        assert len(str(caught.value)) < 500
+        caught = refused("not a whole safetensors file", tensor_file.entries, tmp_path / "file")
+        assert len(caught) < 500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -12,6 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+import jaxrl_post
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ("pyproject.toml", "MANIFEST.in", "jaxrl_post", "kernels")
@@ -168,7 +171,7 @@ def test_wheel_sdist_and_editable(checkout, environment, tmp_path):
 
 
 def _check_wheel(wheel: Path, checkout: Path) -> None:
-    """It holds every module once, the parts of the report's page, the schema of jobs with its licence, and nothing else."""
+    """It holds every module once, the parts of the report's page, templates and schema of jobs with its licence, and nothing else."""
     names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
     modules = {path.relative_to(checkout).as_posix() for path in (checkout / "jaxrl_post").rglob("*.py")}
     modules |= {f"jaxrl_post/{path.relative_to(checkout).as_posix()}" for path in (checkout / "kernels").glob("*.py")}
@@ -177,6 +180,16 @@ def _check_wheel(wheel: Path, checkout: Path) -> None:
         for path in (checkout / "jaxrl_post" / "telemetry" / "page").iterdir()
         if path.suffix in (".html", ".css", ".js")
     }
-    jobs = checkout / "jaxrl_post" / "launch" / "jobs" / "schema"
-    schema = {path.relative_to(checkout).as_posix() for path in jobs.iterdir()}
-    assert len(page) >= 3 and len(schema) == 2 and sorted(names) == sorted(modules | page | schema)
+    folder = checkout / "jaxrl_post" / "launch" / "jobs"
+    jobs = {path.relative_to(checkout).as_posix() for path in (*folder.glob("schema/*"), *folder.glob("templates/*"))}
+    assert len(page) >= 3 and len(jobs) == 2 + 4 and sorted(names) == sorted(modules | page | jobs)
+
+
+@pytest.mark.parametrize("old, new", sorted(jaxrl_post._MOVED.items()))
+def test_an_old_name_of_a_module_says_the_new_one(old, new):
+    assert importlib.util.find_spec(f"jaxrl_post.{new}")
+    said = f"`jaxrl_post.{old}` is now `jaxrl_post.{new}`"
+    with pytest.raises(ModuleNotFoundError, match=said):
+        importlib.import_module(f"jaxrl_post.{old}")
+    with pytest.raises(AttributeError, match=said):
+        getattr(jaxrl_post, old)

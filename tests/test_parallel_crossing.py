@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxrl_post.launch.jobs import planned_devices
-from jaxrl_post.parallel import crossing, relay
+from jaxrl_post.launch.jobs import roles
+from jaxrl_post.parallel import exchange, relayout
 from jaxrl_post.parallel import mesh as meshes
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +21,7 @@ import joined_jobs  # noqa: E402
 PROGRAM = """
 import json, os, sys
 import numpy as np
-from jaxrl_post.parallel import mesh as meshes, processes, relay, weight_sync
+from jaxrl_post.parallel import exchange, mesh as meshes, processes, weight_sync
 processes.start(os.environ)
 import jax, jax.numpy as jnp
 
@@ -38,7 +38,7 @@ for sizes in ((1, 4, 1, 4), (2, 2, 1, 4, 2), (1, 2, 2, 4, 4), (4, 1, 1, 4, 2)):
     new = meshes.put(host, there) if me == 0 else {
         name: jax.ShapeDtypeStruct(host[name].shape, np.float32, sharding=there[name]) for name in host}
     for dtype in (np.float32, jnp.bfloat16):
-        relays = relay.Relays()
+        relays = exchange.Relays()
         layout = weight_sync.CrossingLayout(wanted, dtype, relays, 0)
         old = layout.place(new)
         got = layout.replace(old, new)
@@ -60,10 +60,10 @@ for sizes in ((1, 4, 1, 4), (2, 2, 1, 4, 2), (1, 2, 2, 4, 4), (4, 1, 1, 4, 2)):
         except weight_sync.NotFinite:
             found.append("refused")
 long = np.arange(3 * (1 << 20), dtype=np.uint8) + me
-told = relays.open("scores", 1).share_array(long)
+told = relays.open("scores", 1).broadcast_array(long)
 found.append(int(told[0]))
-relays.drop_heard()
-relays.drop_heard()
+relays.release_received()
+relays.release_received()
 print("FOUND " + json.dumps(found))
 """
 
@@ -103,14 +103,12 @@ def test_weights_cross_bit_for_bit_and_both_processes_hear_alike(tmp_path):
 @pytest.mark.parametrize("sizes", [(1, 4, 1, 4), (1, 4, 1, 12, 4), (2, 8, 1, 16, 4)])
 def test_every_device_gets_its_piece_once_from_one_that_has_it(sizes):
     """Followed by hand: pieces are rows of numbers, which the rounds hand on."""
-    devices = planned_devices.local(
-        (sizes[0] * sizes[1] * sizes[2] + sizes[3]) // 4, sum((sizes[0] * sizes[1], sizes[3]))
-    )
+    devices = roles.planned_here((sizes[0] * sizes[1] * sizes[2] + sizes[3]) // 4, sum((sizes[0] * sizes[1], sizes[3])))
     learner, engine = meshes.make_split(*sizes, devices=devices)
     axes, shape = {"w": ("embed", "ffw")}, (16, 8)
     (source,) = meshes.param_shardings(learner, axes, "learner").values()
     (home,) = meshes.param_shardings(engine, axes, "engine").values()
-    way, whole = crossing._way(shape, source, home), np.arange(128).reshape(shape)
+    way, whole = relayout._way(shape, source, home), np.arange(128).reshape(shape)
     line = [*learner.devices.flat, *engine.devices.flat]
     held = {line.index(device): whole[index] for device, index in way.cut.devices_indices_map(shape).items()}
     got: dict[int, np.ndarray] = {}
@@ -126,9 +124,9 @@ def test_every_device_gets_its_piece_once_from_one_that_has_it(sizes):
 
 def test_weights_come_from_the_own_slice():
     """Two slices of two hosts, each with a whole copy: no pair of a round lies in both."""
-    devices = planned_devices._equal(4, 16, "tpu", "TPU v5 lite")
+    devices = roles._equal(4, 16, "tpu", "TPU v5 lite")
     devices = tuple(
-        planned_devices.PlannedDevice(
+        roles.PlannedDevice(
             **{name: getattr(one, name) for name in ("id", "process_index", "core_on_chip", "platform", "device_kind")},
             slice_index=one.id // 8,
             coords=(one.id % 8 % 4, one.id % 8 // 4, 0),
@@ -140,7 +138,7 @@ def test_weights_come_from_the_own_slice():
     (source,) = meshes.param_shardings(learner, axes, "learner").values()
     (home,) = meshes.param_shardings(engine, axes, "engine").values()
     line = [*learner.devices.flat, *engine.devices.flat]
-    pairs = [pair for own in crossing._way((16, 8), source, home).rounds for pair in own]
+    pairs = [pair for own in relayout._way((16, 8), source, home).rounds for pair in own]
     assert len(pairs) == 8 and all(line[a].slice_index == line[b].slice_index for a, b in pairs)
 
 
@@ -151,13 +149,13 @@ def test_arrays_keep_their_bits_as_bytes():
         np.zeros((2, 0, 3), np.uint8),
         np.arange(6).reshape(2, 3),
     ]
-    got = relay.unpacked(relay.packed(given))
+    got = exchange.unpacked(exchange.packed(given))
     assert [(a.dtype, a.shape, a.tobytes()) for a in got] == [(a.dtype, a.shape, a.tobytes()) for a in given]
 
 
 def test_lending_between_processes_is_refused_in_one_sentence():
     """One process learns and one generates: the lent devices would need weights of another process."""
-    learner, engine = meshes.make_split(1, 4, 1, 4, devices=planned_devices.local(2, 8))
+    learner, engine = meshes.make_split(1, 4, 1, 4, devices=roles.planned_here(2, 8))
     with pytest.raises(
         ValueError, match="scheduler.lend: each of 2 processes lends half .* the nearest valid lend is 0"
     ):

@@ -12,7 +12,7 @@ import socket
 import jax
 from jax._src import distributed
 
-from jaxrl_post.parallel.key_value import Board
+from jaxrl_post.parallel.exchange import Board
 
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
@@ -27,11 +27,11 @@ others.put("1/2", "kept")
 assert len(text) > 3 << 20 and board.get("1/2", 5.0) == text and board.get("1/3", 5.0) == ""
 board.remove("1")
 there = [name for name, _ in distributed.global_state.client.key_value_dir_get("jaxrl_post")]
-assert sorted(there) == [f"jaxrl_post/run/{name}/{part}" for name in ("0/12", "01/1/2") for part in ("0", "parts")], there
+assert sorted(there) == [f"jaxrl_post/run/{name}/0" for name in ("0/12", "01/1/2")], there
 try:
     board.get("1/2", 0.2)
 except TimeoutError as error:
-    assert "run/0/1/2/parts: not there after 0.2 s" in str(error)
+    assert "run/0/1/2: not there after 0.2 s" in str(error)
 assert board.meet("over", 5.0)
 """
 

@@ -129,15 +129,15 @@ def test_the_loss_is_handed_on_before_the_process_ends(monkeypatch, capsys):
 
 @pytest.mark.parametrize("gone", ["store", "listener"])
 def test_a_process_0_that_is_gone_before_it_is_reached_is_lost(monkeypatch, capsys, gone):
-    def get(key: str, limit_s: float) -> str:
+    def get(key: str, limit_s: float) -> bytes:
         if gone == "store":
             raise TimeoutError("not there")
         with socket.create_server(("127.0.0.1", 0)) as closed:
-            return f"{closed.getsockname()[1]} {TOKEN}"
+            return f"{closed.getsockname()[1]} {TOKEN}".encode()
 
     codes = []
     for name, value in (("place", lambda: (1, 2)), ("get", get), ("coordinator", lambda: "127.0.0.1")):
-        monkeypatch.setattr(liveness.key_value, name, value)
+        monkeypatch.setattr(liveness.exchange, name, value)
     monkeypatch.setattr(liveness, "_exit", codes.append)
     monkeypatch.setattr(liveness, "_wait_at_abort", lambda: None)
     monkeypatch.setattr(liveness.threading, "Timer", lambda *_: SimpleNamespace(start=lambda: None))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.parallel import pieces, processes
+from jaxrl_post.parallel import processes, relayout
 
 HOST = np.arange(8 * 4 * 6, dtype=np.float32).reshape(8, 4, 6)
 
@@ -22,7 +22,7 @@ def test_each_piece_is_read_once(sizes, count):
         read.append(index)
         return HOST[index]
 
-    found = pieces.placed(HOST.shape, np.float32, there, of)
+    found = relayout.placed(HOST.shape, np.float32, there, of)
     assert len(read) == count and found.sharding == there
     assert np.array_equal(found, HOST)
 
@@ -32,7 +32,7 @@ def test_each_piece_is_read_once(sizes, count):
 def test_blocks_of_rows_may_be_cut_anywhere(names, rows):
     there = home((1, 2, 2), names)
     blocks = (HOST[start : start + rows] for start in range(0, 8, rows))
-    found = pieces.streamed(HOST.shape, np.float32, there, blocks)
+    found = relayout.streamed(HOST.shape, np.float32, there, blocks)
     for shard in found.addressable_shards:
         assert np.array_equal(shard.data, HOST[shard.index])
 

@@ -9,39 +9,44 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxrl_post.parallel.processes import share, share_text, start
+from jaxrl_post.parallel.exchange import broadcast_array, broadcast_text
+from jaxrl_post.parallel.processes import start
 
 PROGRAM = """
 import os, time, numpy as np
-from jaxrl_post.parallel import key_value
-from jaxrl_post.parallel.processes import share, share_text, start
-from jaxrl_post.parallel.mesh import make_mesh
+from jaxrl_post.parallel import exchange
+from jaxrl_post.parallel.processes import start
 start(os.environ)
 import jax
 me = jax.process_index()
-mine = np.array([[1 / 3, np.pi * 1e300], [np.nan, -0.0]]) + me  # float64: half of it would be lost on a device
-got = share(mine)
-assert share(mine, mesh=make_mesh(2, devices=jax.devices()[1::2])).tobytes() == got.tobytes()
+got = exchange.broadcast_array(np.array([[1 / 3, np.pi * 1e300], [np.nan, -0.0]]) + me)
+every = exchange.gather(f"of {me}".encode())
+assert every == ([b"of 0", b"of 1"] if me == 0 else []), every
+assert [exchange.first_text(text) for text in ("second" * me, f"{me}", "")] == ["second", "0", ""]
 time.sleep(me)
 came = time.time()
-key_value.meet(60)
+exchange.meet(60)
 waited = time.time() - came
 assert waited > 0.5 if me == 0 else waited < 0.5, waited
+named = exchange.broadcast_text("" if me else "run-007")
+last = exchange.broadcast_array(np.array([True, False]) ^ bool(me)).tolist()
+exchange.meet(60)
+left = [name for name, _ in exchange.distributed.global_state.client.key_value_dir_get_bytes("jaxrl_post")]
+assert left == ["jaxrl_post/broadcast/5/0"], left  # what all have read is freed
 refused = ""
 try:
-    if me == 0: key_value.meet(0.5)  # the other one never comes
+    if me == 0: exchange.meet(0.5)  # the other one never comes
 except TimeoutError as error:
     refused = str(error)
 assert refused == ("not all processes of the job have compiled their programs within 0.5 s" if me == 0 else "")
-print("GOT", jax.process_count(), len(jax.devices()), got.dtype, got.tobytes().hex(),
-      share_text("run-007" if me == 0 else ""), share(np.array([True, False]) ^ bool(me)).tolist())
+print("GOT", jax.process_count(), len(jax.devices()), got.dtype, got.tobytes().hex(), named, last)
 """
 
 
 def test_alone_without_the_variables():
     start({})
     x = np.array([1 / 3])
-    assert share(x) is x and share_text("a b") == "a b"
+    assert broadcast_array(x) is x and broadcast_text("a b") == "a b"
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,9 @@ def test_links_between_processes_and_slices():
             self.process_index, self.slice_index = process_index, slice_index
 
     first, second, third = Device(0, 0), Device(1, 0), Device(1, 1)
-    assert relayout._link(first, first) == "in place"
-    assert relayout._link(first, second) == "between processes" and relayout._link(second, third) == "between slices"
+    pairs = ((first, first), (first, second), (second, third))
+    found = [relayout.LINKS[relayout.distance(*pair)] for pair in pairs]
+    assert found == ["in place", "between processes", "between slices"]
 
 
 def test_a_piece_that_no_device_of_the_process_has_is_one_sentence():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_post.launch.jobs import planned_devices
+from jaxrl_post.launch.jobs import roles
 from jaxrl_post.models import decoder
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
@@ -97,4 +97,4 @@ def test_too_few_devices_are_one_sentence(sizes, sentence):
 )
 def test_processes_have_equal_parts(sizes, sentence):
     with pytest.raises(ValueError, match=sentence):
-        meshes.make_split(*sizes, devices=planned_devices.local(2, 8))
+        meshes.make_split(*sizes, devices=roles.planned_here(2, 8))

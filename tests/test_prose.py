@@ -93,6 +93,22 @@ class A:
     ]
 
 
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("class GuestBook: pass", 1),
+        ("def f(a_guest): return self._guests", 1),
+        ("guesthouse = guest = 1", 1),
+        ("x.put_off(y)", 1),
+        ("computed_offset = 'guest'  # guest", 0),
+        ("carry_over = 1", 0),
+    ],
+)
+def test_a_retired_word_in_an_identifier_is_found(text, found):
+    words = {"guest": "lent devices", "put off": "defer", "carry-over": "swap policy"}
+    assert len(prose.of_identifiers(text, words, "a.py")) == found
+
+
 @pytest.mark.parametrize("text", [f'"""{LONG}"""', f"# {LONG}", f'def f():\n    """Short.\n\n    {LONG}\n    """\n'])
 def test_a_planted_long_sentence_is_found(text):
     (line,) = prose.findings(prose.of_source(text, "a.py"), {})

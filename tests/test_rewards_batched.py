@@ -6,10 +6,10 @@ import time
 from dataclasses import replace
 
 import pytest
-from test_rewards_pool import Journal, graders, group, pool, rollout, scores  # noqa: F401  (a fixture too)
+from test_rewards_pool import Log, graders, group, joined, pool, rollout, scores  # noqa: F401  (a fixture too)
 
 from jaxrl_post.rewards.printed import Printed
-from jaxrl_post.telemetry.journal import Journaled
+from jaxrl_post.runs.journal import Journaled
 
 TEXTS_OF_GROUP = ["d", "b", "a", "c"]
 
@@ -27,11 +27,9 @@ def test_a_function_of_trls_signature_gets_the_whole_group_at_once(graders, tmp_
             deadline = time.monotonic() + 10
             while len((tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else ()) < 2:
                 assert time.monotonic() < deadline
-                rewards._turn(0.01)
+                rewards._workers.turn(0.01)
         out, second = rewards.join(group(*members)), rewards.join(group(*others))
-        greedy = rollout("z", 0)
-        rewards.start(greedy)
-        alone = rewards.join(group(greedy))
+        alone = joined(rewards, rollout("z", 0))
         counts = rewards.metrics()
     assert not out.scored.any()  # "d" is no number, for the other function
     assert out.components == {} and counts["reward/unscored"] == 5 and alone.scored.tolist() == [False]
@@ -45,7 +43,7 @@ def test_a_group_is_called_anew_when_one_of_its_rollouts_comes_again(graders, tm
         members = [rollout("b", 0), rollout("a", 1)]
         for one in members:
             rewards.start(one)
-        rewards._turn(0.2)
+        rewards._workers.turn(0.2)
         members[1] = rollout("c", 1)
         rewards.start(members[1])
         assert rewards.join(group(*members)).rewards.tolist() == [0, 1]
@@ -53,12 +51,12 @@ def test_a_group_is_called_anew_when_one_of_its_rollouts_comes_again(graders, tm
 
 
 def test_a_failed_call_is_retried_once_for_the_group_and_then_all_of_it_is_unscored(graders, caplog):  # noqa: F811
-    journal = Journal()
+    journal = Log()
     with pool(graders, "flaky", timeout_s=20.0, journal=journal) as rewards:
         assert scores(rewards, "a", "b", "c").rewards.tolist() == [1, 1, 1]
         counts = rewards.metrics()
     assert (counts["reward/retries"], counts["reward/unscored"], counts["reward/exceptions"]) == (1, 0, 1)
-    assert [record["counts"]["retries"] for record in journal.records] == [1, 0, 0]
+    assert [record["counts"]["retries"] for record in journal] == [1, 0, 0]
     with pool(graders, "wrong_count", "number", timeout_s=20.0) as rewards:
         assert not scores(rewards, "1", "2").scored.any()
         counts = rewards.metrics()
@@ -75,20 +73,18 @@ def test_a_group_may_take_its_size_times_the_limit(graders):  # noqa: F811
 
 def test_a_group_is_taken_from_the_journal_whole_or_not_at_all(graders, tmp_path):  # noqa: F811
     """Half of a group's records are of no use: the scores of the others depend on all of its texts."""
-    members, journal = [rollout(text, i) for i, text in enumerate("ba")], Journal()
+    members, journal = [rollout(text, i) for i, text in enumerate("ba")], Log()
 
     def life(records):
         with pool(graders, "rank", "applies", timeout_s=20.0, journal=journal, journaled=Journaled(records)) as rewards:
-            for one in members:
-                rewards.start(one)
-            return rewards.join(group(*members)).rewards.tolist()
+            return joined(rewards, *members).rewards.tolist()
 
     assert life([]) == [1, 0] and (tmp_path / "calls").read_text() == "b a\n"
-    first = list(journal.records)
+    first = list(journal)
     changed = [record | {"reward": record["reward"] + 10} for record in first]
     assert life(changed) == [11, 10] and (tmp_path / "calls").read_text() == "b a\n"
     assert life(changed[:1]) == [1, 0] and (tmp_path / "calls").read_text() == "b a\n" * 2
-    assert journal.records[-2:] == first
+    assert journal[-2:] == first
 
 
 def test_async_functions_and_the_name_of_trls_documentation(graders):  # noqa: F811

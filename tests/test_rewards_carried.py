@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_rewards_pool import joined
 
 from jaxrl_post.rewards import carried
 from jaxrl_post.rewards.format import required
-from jaxrl_post.rewards.pool import Pool
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.rewards.pool import Graders, Pool
+from jaxrl_post.ring.types import Finish, Prompt, Rollout, RolloutId
 
 ROOT = Path(__file__).resolve().parents[1]
 FACTOR = 2.0
@@ -52,25 +53,11 @@ def test_functions_of_every_kind_score_in_another_process():
     ]
     given = carried.carried(functions, "python:")
     prompt = Prompt(id="p", tokens=[1], answer="abb")
-    none = np.zeros(3)
-    rollout = Rollout(
-        id=RolloutId(0, "train", 0, "p", 0),
-        prompt=prompt,
-        tokens=none,
-        sampled=none == 0,
-        logprobs=none,
-        entropies=none,
-        versions=none,
-        drafted=none == 1,
-        finish=Finish.EOS,
-        start_clock=0,
-        finish_clock=0,
-    )
+    rollout = Rollout.written(RolloutId(0, "train", 0, "p", 0), prompt, np.zeros(3), Finish.EOS)
     with Pool(
-        given.names, workers=1, timeout_s=20.0, decode=lambda ids, before=(), skip_special=True: "abb", code=given.code
+        Graders(functions=given.names, code=given.code, workers=1, timeout_s=20.0), lambda ids, **how: "abb"
     ) as pool:
-        pool.start(rollout)
-        group = pool.join(Group(prompt=prompt, rollouts=(rollout,), rewards=[0.0], scored=[False]))
+        group = joined(pool, rollout)
     assert group.scored.all() and group.rewards[0] == 6.0 + 1.0 + 5.0 + 2.0 + 13.0 + 7.0
     assert len(set(given.names)) == 6 and given.names[1:3] == ("python:<lambda>", "python:<lambda>_2")
 

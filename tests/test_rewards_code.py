@@ -7,16 +7,12 @@ import random
 
 import numpy as np
 import pytest
-from test_rewards_pool import group, pool, rollout
+from test_rewards_pool import FORKS, Log, joined, pool, rollout
 
 from jaxrl_post.rewards import Overrun, code
 from jaxrl_post.rewards.limits import Adaptive, Fixed
 
-# A reward worker has neither jax nor threads; the process of the tests may have both.
-pytestmark = [
-    pytest.mark.filterwarnings(f"ignore:{words}")
-    for words in ("os.fork:RuntimeWarning", "This process:DeprecationWarning")
-]
+pytestmark = FORKS
 ADD = "Sure:\n```python\ndef add(a, b):\n    return a + b\n```\nThat is it."
 UNFIT = (123, 367, 927)  # of MBPP: one takes 5 s, two name a class that the file lacks
 TESTS = {"test_list": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]}
@@ -137,16 +133,11 @@ def timed(data_source, solution_str, ground_truth, extra_info):
 
 
 def test_the_pool_tells_the_limit_and_journals_it_with_what_was_taken(tmp_path):
-    class Kept(list):
-        write = list.append
-
     (tmp_path / "graders.py").write_text(GRADER)
-    journal, out = Kept(), []
+    journal, out = Log(), []
     with pool(str(tmp_path / "graders.py"), "timed", journal=journal, limits=Adaptive(30.0)) as rewards:
         for text in ("4.0", "1.0", "10.0", "1.0"):
-            one = rollout(text)
-            rewards.start(one)
-            out.append(rewards.join(group(one)))
+            out.append(joined(rewards, rollout(text)))
     assert [list(one.components) for one in out] == [["acc", "limit"]] * 4
     np.testing.assert_array_equal([one.components["limit"][0] for one in out], [30.0, 6.0, 6.0, 15.0])
     assert [(record["limit_s"], record["cpu_s"]) for record in journal] == [

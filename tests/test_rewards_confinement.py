@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from test_rewards_pool import group, pool, rollout
+from test_rewards_pool import FORKS, pool, scores
 from test_rewards_sandbox import returned, score
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
@@ -21,13 +21,7 @@ from jaxrl_post.rewards import code
 from jaxrl_post.rewards import sandbox as confined
 from jaxrl_post.rewards.sandbox import Unavailable, host, system_calls
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux's"),
-    *(
-        pytest.mark.filterwarnings(f"ignore:{words}")
-        for words in ("os.fork:RuntimeWarning", "This process:DeprecationWarning")
-    ),
-]
+pytestmark = [*FORKS, pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux's")]
 
 
 def levels():
@@ -240,11 +234,7 @@ def test_the_pool_counts_launchers_that_were_started_again(tmp_path):
     file = tmp_path / "killer.py"
     file.write_text(KILLER)
     with pool(str(file), "score", workers=1, timeout_s=30.0) as rewards:
-        members = [rollout(ADD if index else "x = 1", index) for index in range(3)]
-        for one in members:
-            rewards.start(one)
-        out = rewards.join(group(*members))
-        figures = rewards.metrics()
+        out, figures = scores(rewards, "x = 1", ADD, ADD), rewards.metrics()
         assert rewards.metrics()["reward/sandbox_restarts"] == 0
     assert out.scored.all() and out.rewards.tolist() == [0.0, 1.0, 1.0]
     assert figures["reward/sandbox_restarts"] == 3 and figures["reward/retries"] == 0

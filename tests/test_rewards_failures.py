@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from jaxrl_post.launch import ended
-from jaxrl_post.rewards.failures import Failures
+from jaxrl_post.launch import own_process
+from jaxrl_post.rewards.printed import Failures
 
 REASON = "ValueError: no number in 'x#46'"
 TRACE = f'  File "r.py", line 2, in score\n    return int(text)\n{REASON}\n'
@@ -30,7 +30,7 @@ def loggers():
 
 def test_two_pools_show_one_failure_once(loggers, capsys):
     logging.getLogger().addHandler(logging.StreamHandler())  # another library has a format for all loggers
-    ended.begun()
+    own_process.begun()
     shown = Failures()  # of the pools of training and of evaluation
     for sample in range(4):
         shown.tell("r.py:score", "a rollout", f"ValueError: no number in 'x#{46 + sample}'", "r.py:2", TRACE)

@@ -8,12 +8,10 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import numpy as np
 import pytest
+from test_rewards_pool import pool, scores
 
 from jaxrl_post.rewards.judge import Judge, Undecided
-from jaxrl_post.rewards.pool import Pool
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
 QUESTION = "Task: {task} Answer: {answer} Truth: {truth}"
 
@@ -206,30 +204,8 @@ def test_a_dead_endpoint_masks_samples_and_is_counted(tmp_path, caplog):
         "from jaxrl_post.rewards.judge import Judge\n"
         "score = Judge('http://127.0.0.1:9/v1', model='m', question='{answer}', deadline_s=0.5, attempts=2)\n"
     )
-    prompt = Prompt(id="p", tokens=[1], answer="4")
-    rollouts = tuple(
-        Rollout(
-            id=RolloutId(0, "train", 0, "p", i),
-            prompt=prompt,
-            tokens=[5],
-            sampled=[True],
-            logprobs=[0],
-            entropies=[0],
-            versions=[0],
-            drafted=[False],
-            finish=Finish.EOS,
-            start_clock=0,
-            finish_clock=1,
-        )
-        for i in range(2)
-    )
-    with Pool(
-        (f"{file}:score",), (), workers=1, timeout_s=5.0, decode=lambda tokens, before=(), skip_special=True: "4"
-    ) as pool:
-        for rollout in rollouts:
-            pool.start(rollout)
-        group = pool.join(Group(prompt=prompt, rollouts=rollouts, rewards=np.zeros(2), scored=np.zeros(2, bool)))
-        told = pool.metrics()
+    with pool(str(file), "score", workers=1, timeout_s=5.0) as rewards:
+        group, told = scores(rewards, "4", "4"), rewards.metrics()
     assert not group.scored.any() and told["reward/unscored"] == 2 and "no verdict within 0.5 s" in caplog.text
 
 

@@ -6,15 +6,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from test_rewards_pool import Log, joined, pool, rollout
 from test_rewards_pool import graders as graders
-from test_rewards_pool import group, pool, rollout
 
-from jaxrl_post.rewards import judged
-from jaxrl_post.rewards.judged import COMPONENT, Judged, JudgeQueue, SleepingJudgeQueue
-from jaxrl_post.rewards.pool import Pool
+from jaxrl_post.rewards import modelled
+from jaxrl_post.rewards.modelled import VERDICT, Judged, JudgeQueue, SleepingJudgeQueue
 from jaxrl_post.rewards.question import Question
-from jaxrl_post.telemetry.journal import Journaled
-from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId, Sampling
+from jaxrl_post.ring.types import Finish, Prompt, Request, Rollout, RolloutId, Sampling
+from jaxrl_post.runs.journal import Journaled
 
 
 class Engine:
@@ -144,7 +143,7 @@ def test_the_seconds_of_a_sleeping_judge_include_the_way_of_its_weights(monkeypa
             now[0] += 2.0
             return super().step()
 
-    monkeypatch.setattr(judged, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(modelled, "time", SimpleNamespace(monotonic=lambda: now[0]))
     queue = SleepingJudgeQueue(Timed(), 2, 1, Slow())
     queue.ask(question(3))
     queue.work(1)
@@ -171,36 +170,24 @@ class Court:
         )
 
 
-class Log(list):
-    def write(self, record) -> None:
-        self.append(record)
-
-
 def _rollouts(*numbers: int, prompt: str = "a") -> list[Rollout]:
     made = [rollout(str(n), place, prompt=prompt) for place, n in enumerate(numbers)]
     return [Rollout.written(one.id, one.prompt, [n], Finish.EOS) for one, n in zip(made, numbers)]
 
 
-def joined(rewards: Pool, rollouts):
-    for one in rollouts:
-        rewards.start(one)
-    return rewards.join(group(*rollouts))
-
-
 def test_verdicts_alone_are_journaled_counted_and_not_asked_for_again():
     court, log, rollouts = Court(), Log(), _rollouts(3, 8, 9, 3)
-    how = dict(workers=1, timeout_s=5.0, decode=lambda tokens, before=(), skip_special=True: str(tokens))
-    with Pool((), journal=log, beside=court.judged(True), **how) as rewards:
-        found, counts = joined(rewards, rollouts), rewards.metrics()
+    with pool("", timeout_s=5.0, journal=log, beside=court.judged(True)) as rewards:
+        found, counts = joined(rewards, *rollouts), rewards.metrics()
     assert found.scored.tolist() == [True, False, False, True]  # 8 is out of range, 9 has no question
     np.testing.assert_array_equal(found.rewards[[0, 3]], [1.5, 1.5])
-    np.testing.assert_array_equal(found.components[COMPONENT][[0, 3]], [3, 3])
+    np.testing.assert_array_equal(found.components[VERDICT][[0, 3]], [3, 3])
     assert court.engine.asked == [3, 8]  # equal questions once
     assert (counts["judge/questions"], counts["judge/reply_tokens"], counts["reward/unscored"]) == (4, 3, 2)
     assert [record["verdict"] for record in log] == [3.0, None, None, 3.0] and log[0]["reply"] == "so\nVERDICT: 3"
     again, silent = Log(), Court()
-    with Pool((), journal=again, journaled=Journaled(log), beside=silent.judged(True), **how) as rewards:
-        found = joined(rewards, rollouts)
+    with pool("", timeout_s=5.0, journal=again, journaled=Journaled(log), beside=silent.judged(True)) as rewards:
+        found = joined(rewards, *rollouts)
         assert rewards.metrics() == {**counts, "timing_s/reward_wait": pytest.approx(0, abs=5)}
     assert silent.engine.asked == [] and again == log and found.scored.tolist() == [True, False, False, True]
 
@@ -219,14 +206,9 @@ def test_a_reply_that_is_cut_off_has_no_verdict(finish, scored):
 def test_a_verdict_is_added_to_the_sum_of_functions_where_they_score(graders):
     court, log = Court(), Log()
     texts = {1: "0.5", 2: "no number", 3: "2"}
-    with pool(
-        graders,
-        "number",
-        journal=log,
-        beside=court.judged(False),
-        decode=lambda tokens, before=(), skip_special=True: texts[int(tokens[0])],
-    ) as rewards:
-        found = joined(rewards, _rollouts(1, 2, 3))
+    how = dict(journal=log, beside=court.judged(False), decode=lambda tokens, **how: texts[int(tokens[0])])
+    with pool(graders, "number", **how) as rewards:
+        found = joined(rewards, *_rollouts(1, 2, 3))
     assert found.scored.tolist() == [True, False, True]
     np.testing.assert_allclose(found.rewards[[0, 2]], [0.5 + 0.5, 2 + 1.5])
     np.testing.assert_array_equal(found.components["acc"][[0, 2]], [0.5, 2])

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from jaxrl_post.checkpoint import identity
 from jaxrl_post.rewards import math, math_algebra, math_values, worker
+from jaxrl_post.runs.checkpoint import identity
 
 MATH = "jaxrl_post.rewards.math:math"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import multiprocessing.connection
 import os
 import signal
 import subprocess
@@ -15,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxrl_post.rewards import digest
-from jaxrl_post.rewards.pool import Pool
+from jaxrl_post.rewards import jobs
+from jaxrl_post.rewards.pool import Graders, Pool
 from jaxrl_post.rewards.printed import Printed
-from jaxrl_post.telemetry.journal import Journaled
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.runs.journal import Journaled
 
 GRADERS = """
 import os, sys, time
@@ -141,6 +143,11 @@ def deep(data_source, solution_str, ground_truth, extra_info):
 def inner(text):
     return {"a": 1.0}[text]
 """
+# What a test process warns of where it forks: a reward worker has neither jax nor threads, it may have both.
+FORKS = [
+    pytest.mark.filterwarnings(f"ignore:{words}")
+    for words in ("os.fork:RuntimeWarning", "This process:DeprecationWarning")
+]
 TEXTS: list[str] = ["", "asked"]  # 1 is the token of every prompt
 
 
@@ -153,39 +160,41 @@ def graders(tmp_path) -> str:
 def rollout(text: str, sample: int = 0, prompt: str = "p", epoch: int = 0, purpose: str = "train") -> Rollout:
     """A rollout whose one token is the number of its text."""
     TEXTS.append(text)
-    one = np.ones(1)
-    return Rollout(
-        id=RolloutId(0, purpose, epoch, prompt, sample),
-        tokens=[len(TEXTS) - 1],
-        sampled=[True],
-        prompt=Prompt(id=prompt, tokens=[1], answer="gold", source="src", extra={"k": np.array([1, 2])}),
-        logprobs=-one,
-        entropies=one,
-        versions=[0],
-        drafted=[False],
-        finish=Finish.EOS,
-        start_clock=0,
-        finish_clock=1,
-    )
+    asked = Prompt(id=prompt, tokens=[1], answer="gold", source="src", extra={"k": np.array([1, 2])})
+    return Rollout.written(RolloutId(0, purpose, epoch, prompt, sample), asked, [len(TEXTS) - 1], Finish.EOS)
 
 
 def group(*rollouts: Rollout) -> Group:
-    none = np.zeros(len(rollouts))
-    return Group(prompt=rollouts[0].prompt, rollouts=rollouts, rewards=none, scored=none == 1)
+    return Group.unscored(rollouts[0].prompt, rollouts)
+
+
+def text_of(tokens, before=(), skip_special=True) -> str:
+    return TEXTS[tokens[0]]
 
 
 def pool(path: str, *names: str, **given) -> Pool:
-    settings = (
-        dict(workers=2, timeout_s=1.0, decode=lambda tokens, before=(), skip_special=True: TEXTS[tokens[0]]) | given
-    )
-    return Pool(tuple(f"{path}:{name}" for name in names), **settings)
+    """A pool of these functions of a file, or of the one that `path` names whole; none without a path."""
+    functions = tuple(f"{path}:{name}" for name in names) or tuple(filter(None, [path]))
+    about = {field.name: given.pop(field.name) for field in dataclasses.fields(Graders) if field.name in given}
+    graders = Graders(functions=functions, **dict(workers=2, timeout_s=1.0) | about)
+    return Pool(graders, **dict(decode=text_of) | given)
 
 
-def scores(rewards: Pool, *texts: str, **given) -> Group:
-    rollouts = [rollout(text, i, **given) for i, text in enumerate(texts)]
+def joined(rewards: Pool, *rollouts: Rollout) -> Group:
+    """The scored group of rollouts, after each has been started."""
     for one in rollouts:
         rewards.start(one)
     return rewards.join(group(*rollouts))
+
+
+def scores(rewards: Pool, *texts: str, **given) -> Group:
+    return joined(rewards, *(rollout(text, i, **given) for i, text in enumerate(texts)))
+
+
+class Log(list):
+    """A journal that keeps its records."""
+
+    write = list.append
 
 
 def test_order_and_worker_count_change_nothing(graders):
@@ -262,22 +271,14 @@ def test_trls_signature_by_hand(graders):
     with pool(graders, "trl") as rewards:
         assert scores(rewards, "abc", "", "abcdef").rewards.tolist() == [3, 0, 6]
     texts = {(0,): "word", (1,): "asked"}
-    with Pool(
-        (f"{graders}:trl_all",),
-        workers=1,
-        timeout_s=5.0,
-        decode=lambda ids, before=(), skip_special=True: texts[tuple(ids)],
-    ) as rewards:
-        one = rollout("word")
-        one = replace(one, tokens=[0])
+    with pool(graders, "trl_all", timeout_s=5.0, decode=lambda ids, **how: texts[tuple(ids)]) as rewards:
+        one = replace(rollout("word"), tokens=[0])
         rewards.check([one.prompt])
-        rewards.start(one)
-        assert rewards.join(group(one)).rewards.tolist() == [1.25]
+        assert joined(rewards, one).rewards.tolist() == [1.25]
     with pool(graders, "trl_chat") as rewards:
         one = rollout("word")
         one = replace(one, prompt=replace(one.prompt, messages=({"role": "user", "content": "q"},)))
-        rewards.start(one)
-        assert rewards.join(group(one)).rewards.tolist() == [1.0]
+        assert joined(rewards, one).rewards.tolist() == [1.0]
 
 
 def test_none_does_not_apply(graders):
@@ -362,11 +363,11 @@ def test_workers_are_light_quiet_and_hash_alike(graders, capfd):
 
 def test_shuffle_permutes_training_scores_only_and_keeps_the_truth(graders):
     texts = [str(i) for i in range(12)]
-    with pool(graders, "number", shuffle=True, seed=3, timeout_s=30.0) as rewards:
+    with pool(graders, "number", shuffle_seed=3, timeout_s=30.0) as rewards:
         first, again = scores(rewards, *texts), scores(rewards, *texts)
         other, later = scores(rewards, *texts, prompt="q"), scores(rewards, *texts, epoch=1)
         held = scores(rewards, *texts, purpose="eval")
-    with pool(graders, "number", shuffle=True, seed=4, timeout_s=30.0) as rewards:
+    with pool(graders, "number", shuffle_seed=4, timeout_s=30.0) as rewards:
         reseeded = scores(rewards, *texts)
     for out in (first, other, later, reseeded):
         assert sorted(out.rewards.tolist()) == list(range(12)) and out.components["acc"].tolist() == list(range(12))
@@ -376,29 +377,21 @@ def test_shuffle_permutes_training_scores_only_and_keeps_the_truth(graders):
 
 
 def test_shuffle_leaves_unscored_rollouts_where_they_are(graders):
-    with pool(graders, "number", shuffle=True) as rewards:
+    with pool(graders, "number", shuffle_seed=0) as rewards:
         out = scores(rewards, "1", "word", "3", "4")
     assert out.scored.tolist() == [True, False, True, True] and sorted(out.rewards[out.scored]) == [1, 3, 4]
 
 
-class Journal:
-    def __init__(self):
-        self.records = []
-
-    def write(self, record: dict) -> None:
-        self.records.append(record)
-
-
 def test_the_journal_has_the_true_score_of_every_rollout(graders):
-    journal = Journal()
-    with pool(graders, "number", shuffle=True, journal=journal) as rewards:
+    journal = Log()
+    with pool(graders, "number", shuffle_seed=0, journal=journal) as rewards:
         scores(rewards, "1", "2", "x")
-    assert [(r["prompt_id"], r["sample"], r["reward"], r["scored"]) for r in journal.records] == [
+    assert [(r["prompt_id"], r["sample"], r["reward"], r["scored"]) for r in journal] == [
         ("p", 0, 1.0, True),
         ("p", 1, 2.0, True),
         ("p", 2, 0.0, False),
     ]
-    assert journal.records[0]["components"] == {"acc": 1.0} and len({r["digest"] for r in journal.records}) == 3
+    assert journal[0]["components"] == {"acc": 1.0} and len({r["digest"] for r in journal}) == 3
 
 
 def test_what_an_earlier_life_journaled_is_joined_and_not_graded_again(graders, tmp_path):
@@ -418,21 +411,15 @@ def test_what_an_earlier_life_journaled_is_joined_and_not_graded_again(graders, 
     fresh = rollout("5", 3)
     seen = []
     for life, members in enumerate((rollouts, [*rollouts, fresh])):
-        log, before = Journal(), Journaled(seen[0][0] if seen else ())
-        with Pool(
-            (f"{tmp_path / 'once.py'}:counting",),
-            workers=2,
-            timeout_s=30.0,
-            journal=log,
-            journaled=before,
-            decode=lambda tokens, before=(), skip_special=True: TEXTS[tokens[0]],
-        ) as rewards:
+        log, before = Log(), Journaled(seen[0][0] if seen else ())
+        how = dict(timeout_s=30.0, journal=log, journaled=before)
+        with pool(str(tmp_path / "once.py"), "counting", **how) as rewards:
             for one in [*members, *members[:2]]:  # the last two come again, as those that were taken up once more
                 rewards.start(one)
             out = rewards.join(group(*members))
             counts = {k: v for k, v in rewards.metrics().items() if k.startswith("reward/")}
         assert len(before) == 0
-        seen.append((log.records, out, counts))
+        seen.append((log, out, counts))
         if life == 0:
             asked = (tmp_path / "calls").read_text()
     assert (tmp_path / "calls").read_text().removeprefix(asked).split() == ["5"]
@@ -448,7 +435,7 @@ def test_what_an_earlier_life_journaled_is_joined_and_not_graded_again(graders, 
 def test_a_digest_is_of_the_tokens():
     """8 bytes of BLAKE2b over them as little-endian int32: of as many other tokens it is another."""
     two = [replace(rollout("x"), tokens=[tokens]) for tokens in (5, 6)]
-    found = [digest.of_tokens(one) for one in two]
+    found = [jobs.digest_of_tokens(one) for one in two]
     assert found == [hashlib.blake2b(bytes([n, 0, 0, 0]), digest_size=8).hexdigest() for n in (5, 6)]
 
 
@@ -481,18 +468,10 @@ def test_join_needs_start(graders):
 def test_a_wrong_path_is_one_sentence_at_construction(graders, tmp_path, path, words):
     (tmp_path / "broken.py").write_text("1 / 0")
     path, words = (text.format(graders=graders, broken=tmp_path / "broken.py") for text in (path, words))
-    with pytest.raises(ValueError, match=words.replace("(", r"\(")) as caught:
-        Pool((path,), workers=1, timeout_s=1.0, decode=lambda tokens, before=(), skip_special=True: str(tokens))
-    assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
-        Pool(
-            (path,),
-            workers=1,
-            timeout_s=1.0,
-            decode=lambda tokens, before=(), skip_special=True: str(tokens),
-            compute=False,
-            share=lambda vector: vector,
-        )
+    for given in ({}, {"compute": False, "share": lambda vector: vector}):
+        with pytest.raises(ValueError, match=words.replace("(", r"\(")) as caught:
+            pool(path, workers=1, **given)
+        assert "\n" not in str(caught.value)
 
 
 def test_wrong_settings_are_refused(graders):
@@ -562,6 +541,25 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.parametrize("kills, retries, unscored", [(4, 0, 0), (5, 1, 0), (6, 1, 1)])
+def test_a_worker_that_is_gone_before_it_took_a_task_makes_no_attempt(graders, kills, retries, unscored):
+    """Each is killed while nobody looks: the pool still takes it for ready. A task whose processes are all gone is bounded."""
+    with pool(graders, "named", workers=1, timeout_s=30.0) as rewards:
+        first = rollout("word")
+        for kill in range(kills):
+            worker = next(iter(rewards._workers))
+            if not worker.ready:  # its word that it is comes, and is not read yet
+                assert multiprocessing.connection.wait([worker], 30.0)
+            os.kill(worker.process.pid, signal.SIGKILL)
+            worker.process.wait()
+            rewards._workers.turn() if kill else rewards.start(first)
+        out, figures = rewards.join(group(first)), rewards.metrics()
+    assert out.scored.tolist() == [not unscored] and (figures["reward/retries"], figures["reward/unscored"]) == (
+        retries,
+        unscored,
+    )
+
+
 @pytest.mark.parametrize("task", [False, True])
 def test_a_worker_that_is_killed_while_it_starts_is_started_again(graders, task):
     """Its task was never handed over, so that it is no attempt. One that is killed every time ends the pool."""
@@ -573,7 +571,7 @@ def test_a_worker_that_is_killed_while_it_starts_is_started_again(graders, task)
             worker = next(iter(rewards._workers))
             os.kill(worker.process.pid, signal.SIGKILL)
             worker.process.wait()
-            rewards._turn(0.5)
+            rewards._workers.turn(0.5)
         if not task:
             rewards.start(first)
         out, figures = rewards.join(group(first)), rewards.metrics()
@@ -582,4 +580,4 @@ def test_a_worker_that_is_killed_while_it_starts_is_started_again(graders, task)
             for _ in range(8):
                 os.kill(next(iter(rewards._workers)).process.pid, signal.SIGKILL)
                 next(iter(rewards._workers)).process.wait()
-                rewards._turn(0.5)
+                rewards._workers.turn(0.5)

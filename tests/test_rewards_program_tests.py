@@ -8,15 +8,13 @@ import pickle
 import zlib
 
 import pytest
+from test_rewards_pool import FORKS
 
 from jaxrl_post.rewards import Overrun, code, program_runs, program_tests
 from jaxrl_post.rewards.environments.code_tool import CodeTool
 from jaxrl_post.rewards.sandbox.examiner import ProgramTest
 
-pytestmark = [
-    pytest.mark.filterwarnings(f"ignore:{words}")
-    for words in ("os.fork:RuntimeWarning", "This process:DeprecationWarning")
-]
+pytestmark = FORKS
 ADD = "def add(a, b):\n    return a + b\n"
 METHOD = (
     "class Solution:\n    def add(self, a: int, b: int) -> int:\n        x: List[int] = [a, b]\n        return sum(x)\n"

@@ -15,17 +15,14 @@ import zlib
 from dataclasses import replace
 
 import pytest
-from test_rewards_pool import group, pool, rollout
+from test_rewards_pool import FORKS, joined, pool, rollout, scores
 
 from jaxrl_post.rewards import Overrun, code
 from jaxrl_post.rewards.limits import Fixed
 from jaxrl_post.rewards.sandbox import Unavailable, host, wire
 from jaxrl_post.rewards.sandbox.examiner import Failed, Link, ProgramTest, names
 
-pytestmark = [
-    pytest.mark.filterwarnings(f"ignore:{words}")
-    for words in ("os.fork:RuntimeWarning", "This process:DeprecationWarning")
-]
+pytestmark = FORKS
 ADD = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]
 
 
@@ -447,7 +444,8 @@ JUNK = {
     "list": frame(b"[1, 2]"),
     "text": frame(b"\\xff\\xfe"),
     "huge": struct.pack("!II", 1 << 30, 0),
-    "other": frame(b'{"task": 1, "numbers": {"score": 9.0}, "overrun": false, "seconds": 0.1}'),
+    "other": frame(b'{"task": 1, "numbers": [{"score": 9.0}], "overrun": false, "seconds": 0.1, "restarts": 0}'),
+    "old": frame(b'{"task": 1, "numbers": {"score": 9.0}, "overrun": false, "seconds": 0.1}'),
     "form": frame(b'{"numbers": {"score": 9.0}}'),
 }
 
@@ -467,17 +465,14 @@ def child(data_source, solution_str, ground_truth, extra_info):
 
 
 @pytest.mark.parametrize(
-    "word", ["junk", "list", "other", *(pytest.param(w, marks=pytest.mark.extended) for w in ("text", "huge", "form"))]
+    "word",
+    ["junk", "list", "other", *(pytest.param(w, marks=pytest.mark.extended) for w in ("old", "text", "huge", "form"))],
 )
 def test_what_is_no_reply_ends_its_worker_and_no_other_score(tmp_path, word):
     (tmp_path / "writer.py").write_text(WRITER)
     texts = ["fine", word, "fine", "fine"]
     with pool(str(tmp_path / "writer.py"), "writes", workers=1) as rewards:
-        members = [rollout(text, index) for index, text in enumerate(texts)]
-        for one in members:
-            rewards.start(one)
-        out = rewards.join(group(*members))
-        figures = rewards.metrics()
+        out, figures = scores(rewards, *texts), rewards.metrics()
     assert out.scored.tolist() == [True, False, True, True] and out.rewards.tolist() == [1.0, 0.0, 1.0, 1.0]
     assert figures["reward/broken_workers"] == 2 and figures["reward/unscored"] == 1
 
@@ -509,9 +504,7 @@ def test_a_judged_sleeper_scores_zero_though_the_pool_would_wait_less(tmp_path):
     with pool("jaxrl_post.rewards.code", "tests", workers=2, timeout_s=1.0, limits=Fixed(1.0)) as rewards:
         members = [rollout(text, index) for index, text in enumerate([burn, "import time\ntime.sleep(60)"])]
         members = [replace(one, prompt=replace(one.prompt, extra=row)) for one in members]
-        for one in members:
-            rewards.start(one)
-        out = rewards.join(group(*members))
+        out = joined(rewards, *members)
         confined, figures = rewards.confined, rewards.metrics()
     assert out.scored.all() and out.rewards.tolist() == [1.0, 0.0]
     assert figures["reward/overruns"] == 1 and figures["reward/retries"] == 0

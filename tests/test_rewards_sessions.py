@@ -7,21 +7,16 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from test_rewards_environments import WORDS, conversations
 
-from jaxrl_post.data import tokenizer
-from jaxrl_post.data.chat import Chat
-from jaxrl_post.data.turns import Wording
 from jaxrl_post.rewards import environments
 from jaxrl_post.rewards.environments import harness
 from jaxrl_post.rewards.environments.asking import Asking, spans
-from jaxrl_post.rewards.environments.conversations import Conversations, Log, TurnScores
+from jaxrl_post.rewards.environments.conversations import TurnScores
 from jaxrl_post.rewards.environments.session import AGAIN, OVER, UNKNOWN, UNLIKE, NotPlayed
 from jaxrl_post.rewards.environments.sessions import Sessions, name_of
-from jaxrl_post.telemetry.journal import Journaled
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
 
-WORDS = tokenizer.characters("abcdefghijklmnopqrstuvwxyz0123456789>?#=+*")
-TEMPLATE = "{% for m in messages %}{{ m.content + (eos_token if m.role == 'assistant' else '>') }}{% endfor %}"
 USER = {"role": "user", "content": "p"}
 PROMPT = Prompt(id="q", tokens=WORDS.encode("p>"), messages=(USER,), extra={"prompt": "p"})
 ID = RolloutId(0, "train", 0, "q", 3)
@@ -254,18 +249,6 @@ def test_the_end_of_the_run_is_told_to_all_and_a_broken_server_ends_the_run(sess
 
 
 # ---- with conversations
-
-
-class Records(list):
-    def write(self, record):
-        self.append(record)
-
-
-def conversations(sessions, *, journaled=(), max_turns=8, max_s=0.0, share=None):
-    wording = Wording(Chat(template=TEMPLATE, tokens={"eos_token": "<eos>"}), WORDS)
-    log = Log(Records(), Journaled(journaled))
-    how = dict(parser="none", max_turns=max_turns, max_s=max_s)
-    return Conversations(sessions, wording, **how, logs={"train": log}, share=share), log
 
 
 def test_a_played_conversation_is_token_exact_journaled_and_scored(sessions):

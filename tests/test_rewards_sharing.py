@@ -3,9 +3,9 @@
 import threading
 
 import numpy as np
-from test_rewards_pool import Journal, graders, group, pool, rollout  # noqa: F401  (a fixture, and what it is for)
+from test_rewards_pool import Log, graders, group, joined, pool, rollout  # noqa: F401  (a fixture, and what it is for)
 
-from jaxrl_post.rewards.sharing import HEAD
+from jaxrl_post.rewards.pool import HEAD
 
 
 def two_processes(work) -> list:
@@ -40,12 +40,10 @@ def test_process_zero_shares_what_it_scored(graders):  # noqa: F811
     rollouts = [rollout(text, i) for i, text in enumerate(["gold", "raise", "over 0.5"])]
 
     def work(compute, share, sent):
-        journal = Journal()
+        journal = Log()
         with pool(graders, "mixed", "named", share=share, compute=compute, journal=journal) as rewards:
-            for one in rollouts:
-                rewards.start(one)
-            joined = rewards.join(group(*rollouts))
-            return joined, journal.records, {k: v for k, v in rewards.metrics().items() if k.startswith("reward/")}
+            out = joined(rewards, *rollouts)
+            return out, journal, {k: v for k, v in rewards.metrics().items() if k.startswith("reward/")}
 
     (mine, *seen), (theirs, *seen_there) = two_processes(work)
     assert seen == seen_there and seen[1]["reward/unscored"] == 1 and seen[1]["reward/overruns"] == 1
@@ -63,21 +61,21 @@ def test_what_is_ready_comes_in_one_message(graders):  # noqa: F811
     late = [rollout("7", 0, prompt="late"), rollout("8", 1, prompt="late")]
 
     def work(compute, share, sent):
-        journal = Journal()
+        journal = Log()
         with pool(graders, "number", share=share, compute=compute, journal=journal, workers=1) as rewards:
             for one in [one for some in groups for one in some]:
                 rewards.start(one)
-            joined = [rewards.join(group(*groups[3])).rewards.tolist()]
+            scored = [rewards.join(group(*groups[3])).rewards.tolist()]
             first = len(sent)
-            joined += [rewards.join(group(*groups[g])).rewards.tolist() for g in (0, 2)]
+            scored += [rewards.join(group(*groups[g])).rewards.tolist() for g in (0, 2)]
             assert len(sent) == first
             rewards.start(late[0])
             rewards.start(longer)
-            joined.append(rewards.join(group(groups[1][0], longer, groups[1][2])).rewards.tolist())
+            scored.append(rewards.join(group(groups[1][0], longer, groups[1][2])).rewards.tolist())
             assert len(sent) > first
             rewards.start(late[1])
-            joined.append(rewards.join(group(*late)).rewards.tolist())
-        return joined, sent, [(r["prompt_id"], r["sample"], r["reward"]) for r in journal.records]
+            scored.append(rewards.join(group(*late)).rewards.tolist())
+        return scored, sent, [(r["prompt_id"], r["sample"], r["reward"]) for r in journal]
 
     mine, theirs = two_processes(work)
     assert mine == theirs
@@ -90,9 +88,7 @@ def test_a_long_message_comes_whole(graders):  # noqa: F811
 
     def work(compute, share, sent):
         with pool(graders, "number", share=share, compute=compute) as rewards:
-            for one in rollouts:
-                rewards.start(one)
-            return rewards.join(group(*rollouts)).rewards.tolist(), sent
+            return joined(rewards, *rollouts).rewards.tolist(), sent
 
     mine, theirs = two_processes(work)
     assert mine[1] == theirs[1] and len(mine[1]) == 2 and mine[1][0] == HEAD < mine[1][1]  # its head, and the rest

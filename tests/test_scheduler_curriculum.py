@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from made_groups import rollout
 from racing_ring import RacingEngine, policy, trained, turn
 from test_scheduler_properties import grade
-from toy_ring import SAMPLING, ToyEngine, ToyPrompts
+from toy_ring import ToyEngine, ToyPrompts, scheduler_of
 from witness import Restarting, Witness, written_and_read
 
-from jaxrl_post.data.mixture import Mixture
-from jaxrl_post.history import History
+from jaxrl_post.data.prompts import Mixture
+from jaxrl_post.ring.history import History
+from jaxrl_post.ring.types import Group, Prompt
 from jaxrl_post.scheduler.curriculum import INTERESTS, Choice, Curricular, Curriculum, inclusion, systematic
 from jaxrl_post.scheduler.pipeline import Pipeline
-from jaxrl_post.scheduler.rounds.around import AroundRounds
-from jaxrl_post.types import Group, Prompt
+from jaxrl_post.scheduler.rounds.around import AroundScheduler
 
 
 class Fixed:
@@ -161,7 +161,7 @@ def test_weights_reach_prompts_only_where_they_are_asked_for():
         assert {order.at(position)[1].weight for position in range(9)} == {1.0}  # nothing is known: all are alike
 
 
-class Recording(AroundRounds):
+class Recording(AroundScheduler):
     """Records scored groups, as the ring does."""
 
     def __init__(self, scheduler, history):
@@ -205,8 +205,7 @@ def live_through(case, every):
     def make():
         order = Curriculum(base, case["count"], choice, case["seed"], history.of)
         if case["name"] == "pipeline":
-            own = dict(run_seed=7, sampling=SAMPLING, max_tokens=24, replicas=1, prompts_per_step=4, max_staleness=2)
-            inside = Pipeline(order, **own, **more)
+            inside = scheduler_of(Pipeline, order, prompts=4, max_staleness=2, **more)
         else:
             inside = policy(case["name"], order, **more)
         return Recording(Curricular(inside, order), history)

@@ -7,11 +7,12 @@ import pytest
 import sim_arms
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models.throughput import step_ends
 
 from jaxrl_post.engine.step_cost import DecodeCost
-from jaxrl_post.scheduler.forecast import ReplicaCapacity, pipelined, replay, share
+from jaxrl_post.scheduler.forecast import ReplicaCapacity, replay, share
 from jaxrl_post.scheduler.placement.histopipe import allocate, barrier, curve, spread, two_steps
-from jaxrl_post.sim.pace import Independent
+from jaxrl_post.simulate.pace import Independent
 
 COST = DecodeCost(weights_s=1.0, token_s=0.01, row_s=0.3, request_s=0.02, prefill_s=0.001)
 WORK = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), max_size=12)
@@ -57,7 +58,7 @@ def test_a_replay_is_what_single_steps_give(work, slots, kv_tokens):
 def test_a_replay_agrees_with_the_simulated_engine(kv_tokens):
     engine = sim_arms.engine(slots=4, pace=Independent(COST, 1e-3), kv_tokens=kv_tokens)
     asked = [sim_arms.request(number) for number in range(30)]
-    lengths = [sim_arms.answers().length(r.rollout_id, r.prompt, 0) for r in asked]
+    lengths = [sim_arms.texts().length(r.rollout_id, r.prompt, 0) for r in asked]
     engine.submit(asked)
     while engine.pending:
         engine.step()
@@ -119,12 +120,12 @@ def test_a_curve_never_rises(work, most):
 def test_pipelined_steps_by_hand():
     """Two replicas that take turns being slow: each step 4 with a barrier, 5 for two of them without one."""
     times = np.array([[1.0, 4.0], [4.0, 1.0]] * 3)
-    assert pipelined(times, 2.0, lag=0).tolist() == [6, 12, 18, 24, 30, 36]
+    assert step_ends(times, 2.0, lag=0).tolist() == [6, 12, 18, 24, 30, 36]
     # Step 2 waits for the weights of step 0, at 6; replica 0: 1, 5, then 6 + 1, 7 + 4, ..
-    assert pipelined(times, 2.0, lag=1)[:4].tolist() == [6.0, 8.0, 12.0, 14.0]
-    assert pipelined(times, 0.0, lag=9).tolist() == [4, 5, 9, 10, 14, 15]
+    assert step_ends(times, 2.0, lag=1)[:4].tolist() == [6.0, 8.0, 12.0, 14.0]
+    assert step_ends(times, 0.0, lag=9).tolist() == [4, 5, 9, 10, 14, 15]
 
 
 def test_a_step_of_one_replica_is_independent_of_the_lag():
     times = np.full((5, 1), 3.0)
-    assert np.array_equal(pipelined(times, 0.0, 0), pipelined(times, 0.0, 1))
+    assert np.array_equal(step_ends(times, 0.0, 0), step_ends(times, 0.0, 1))

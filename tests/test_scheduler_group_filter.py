@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jaxrl_post.config import Config, default, resolve
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId, Sampling
 from jaxrl_post.scheduler.group_filter import NoGroups, Solved, differs, ended, solved
 from jaxrl_post.scheduler.registry import made
 from jaxrl_post.telemetry.metrics import describe
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId, Sampling
 
 PROMPT = Prompt(id="p", tokens=[1])
 
@@ -72,7 +72,7 @@ def test_the_name_of_the_only_function_is_the_reward():
     )
     assert config.only_grader == "exact"
     scheduler = made(config, None, Sampling(), lambda name: (), lambda: None, only_grader=config.only_grader)
-    assert scheduler._metric == "seq_reward"
+    assert scheduler._options.filter_metric == "seq_reward"
     several = dataclasses.replace(config.reward, functions=("a.b:exact", "c.py:form"))
     assert dataclasses.replace(config, reward=several).only_grader == ""
     with pytest.raises(ValueError, match="seq_final_reward"):

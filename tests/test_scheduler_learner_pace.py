@@ -3,6 +3,7 @@
 from collections import Counter
 
 import numpy as np
+import plain_rollouts
 import pytest
 from racing_ring import names, policy, trained, turn
 from test_scheduler_pipeline import Late, PipedEngine
@@ -10,10 +11,10 @@ from toy_ring import ToyPrompts
 from witness import Restarting
 
 from jaxrl_post.engine import step_cost
+from jaxrl_post.ring.types import Group, Prompt, RolloutId
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
-from jaxrl_post.scheduler.learner_pace import Interleaved, Split, TimeShared, begins
-from jaxrl_post.scheduler.rounds.overlapped import Overlapped
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.scheduler.learner_pace import Interleaved, Pace, Split, begins
+from jaxrl_post.scheduler.rounds.around import Overlapped
 
 
 def test_steps_of_a_split_learner_by_hand():
@@ -21,29 +22,17 @@ def test_steps_of_a_split_learner_by_hand():
     4 + 4/2 tokens of KV each takes 1 + 36 * 0.01 s."""
     prompt = Prompt(id="p", tokens=[1] * 4)
     rollouts = tuple(
-        Rollout(
-            id=RolloutId(0, "train", 0, "p", i),
-            prompt=prompt,
-            tokens=[5] * n,
-            sampled=[True] * n,
-            logprobs=[0] * n,
-            entropies=[0] * n,
-            versions=[0] * n,
-            drafted=[False] * n,
-            finish=Finish.EOS,
-            start_clock=0,
-            finish_clock=1,
-        )
+        plain_rollouts.rollout(RolloutId(0, "train", 0, "p", i), prompt, [5] * n, clock=(0, 1))
         for i, n in enumerate((3, 5))
     )
     group = Group(prompt=prompt, rollouts=rollouts, rewards=np.zeros(2), scored=np.ones(2, bool))
     engine = ReplicaCapacity(slots=6, kv_tokens=999, cost=step_cost.DecodeCost(weights_s=1.0, token_s=0.01, row_s=0.0))
     work = Split(engine, token_s=0.5, step_s=2.0)
     assert work.steps([group]) == pytest.approx(10 / 1.36)
-    assert TimeShared().steps([group]) == 0
+    assert Pace().steps([group]) == 0
     assert Interleaved(work, ratio=0.5, piece=1).steps([group]) == pytest.approx(5 / 1.36)
     assert [Interleaved(work, ratio=0.5, piece=size).pieces([group] * 3) for size in (1, 16, 24, 500)] == [3, 3, 2, 1]
-    assert work.pieces([group] * 3) == TimeShared().pieces([group] * 3) == 1
+    assert work.pieces([group] * 3) == Pace().pieces([group] * 3) == 1
 
 
 class Parts:
@@ -67,8 +56,9 @@ class Parts:
 
 @pytest.mark.parametrize("late", [1, 7, 500])
 def test_rounds_overlap_with_the_learner_and_stay_one_step_behind(late):
-    """Weights are published at the first turn after they are due, or when the next round needs the learner, and never two
-    steps are on their way; at frozen weights it trains on what rounds without it do."""
+    """Weights are published at the first turn after they are due, or when the next round needs the learner.
+
+    Never do two steps run. At frozen weights it trains on what rounds without it do."""
     scheduler = Parts(Overlapped(policy("sync", ToyPrompts(40), steps=8), Late(late)))
     learner = turn(scheduler, PipedEngine(slots=6, steps=2), 8)
     kinds = [(commit, publish, groups > 0) for _, commit, publish, groups in scheduler.parts]

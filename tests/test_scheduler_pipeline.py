@@ -1,6 +1,7 @@
 """The pipeline: no token older than its bound, nothing dropped, oldest first, full slots, under random engines, filters and
 restarts; with bound 0 it is the synchronous ring. Each promise objects to its planted fault."""
 
+import functools
 from collections import Counter
 
 import made_groups
@@ -10,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from racing_ring import RacingEngine, accuracy, names, policy, trained, turn
 from test_scheduler_properties import grade
-from toy_ring import SAMPLING, ToyPrompts
+from toy_ring import ToyPrompts, scheduler_of
 from witness import Restarting, Wandering
 
+from jaxrl_post.ring.types import Capacity
 from jaxrl_post.scheduler import pipeline
 from jaxrl_post.scheduler.placement.placement import LeastLoaded
-from jaxrl_post.types import Capacity
 
 CASES = dict(
     seed=st.integers(0, 2**16),
@@ -178,6 +179,9 @@ class Judge:
         del self.open[key]
 
 
+piping = functools.partial(scheduler_of, pipeline.Pipeline)
+
+
 def _key(group):
     return group.rollouts[0].id.epoch, group.prompt.id
 
@@ -188,14 +192,11 @@ def piped(case, every, **more):
     ready = case["ready"] and case["ready"] + max(unscored, case["size"])
 
     def make():
-        return pipeline.Pipeline(
+        return piping(
             ToyPrompts(case["count"], case["seed"]),
-            run_seed=7,
             steps=case["steps"],
-            prompts_per_step=case["size"],
+            prompts=case["size"],
             group_size=case["group"],
-            sampling=SAMPLING,
-            max_tokens=24,
             max_staleness=case["staleness"],
             ahead=case["ahead"],
             max_unscored=unscored,
@@ -203,7 +204,6 @@ def piped(case, every, **more):
             filter_groups=filtered,
             max_waves=10_000,
             filter_metric="acc",
-            replicas=case["replicas"],
             pace=Late(case["late"], case["pieces"]) if case["late"] > 9 else None,
             placement=Wandering(case["replicas"], case["seed"]) if case["wander"] else LeastLoaded(case["replicas"]),
             **more,
@@ -422,10 +422,7 @@ def test_bound_0_is_the_synchronous_ring(dispatch):
     case = BASE | {"staleness": 0, "drift": 0.05, "dispatch": dispatch}
     judge, learner, _ = piped(case, 0)
     sync = turn(
-        policy("sync", ToyPrompts(40, 3), steps=9, prompts_per_round=3),
-        RacingEngine(drift=0.05, steps=dispatch),
-        9,
-        grade(0.0),
+        policy("sync", ToyPrompts(40, 3), steps=9, prompts=3), RacingEngine(drift=0.05, steps=dispatch), 9, grade(0.0)
     )
     assert judge.oldest == 0 and learner.batches == sync.batches and learner.params == sync.params
 
@@ -435,26 +432,14 @@ def test_frozen_weights_train_on_what_synchronous_rounds_do():
     case = BASE | {"drift": 0.0, "staleness": 4, "steps": 12}
     _, learner, engine = piped(case, 0)
     sync_engine = RacingEngine(slots=20, steps=2, order=5, replicas=2)
-    sync = turn(policy("sync", ToyPrompts(40, 3), steps=12, prompts_per_round=3, replicas=2), sync_engine, 12, accuracy)
+    sync = turn(policy("sync", ToyPrompts(40, 3), steps=12, prompts=3, replicas=2), sync_engine, 12, accuracy)
     assert trained(learner) == trained(sync)
     assert [names(groups) for groups in learner.parts] != [names(groups) for groups in sync.parts]
     assert engine.clock < 0.8 * sync_engine.clock  # what it is for
 
 
 def test_filters_that_leave_nothing_say_so():
-    scheduler = pipeline.Pipeline(
-        ToyPrompts(9),
-        run_seed=7,
-        steps=3,
-        prompts_per_step=2,
-        group_size=3,
-        sampling=SAMPLING,
-        max_tokens=24,
-        max_staleness=1,
-        filter_groups=True,
-        max_waves=4,
-        replicas=1,
-    )
+    scheduler = piping(ToyPrompts(9), prompts=2, group_size=3, max_staleness=1, filter_groups=True, max_waves=4)
     with pytest.raises(
         RuntimeError, match="filter_groups kept 0 of the 2 groups of step 1 after .*: it left out [89] groups"
     ):
@@ -484,17 +469,7 @@ def test_expected_staleness(ratio, held, expected):
 def test_pauses_are_counted_by_the_slots_that_were_free():
     """Two groups of one answer may be open: of five slots three are free, for six steps; then one group has ended, and of its
     slot nothing may be made either: four free ones, for one step."""
-    one = pipeline.Pipeline(
-        ToyPrompts(9),
-        run_seed=7,
-        steps=3,
-        prompts_per_step=2,
-        group_size=1,
-        sampling=SAMPLING,
-        max_tokens=24,
-        max_staleness=0,
-        replicas=1,
-    )
+    one = piping(ToyPrompts(9), prompts=2, group_size=1, max_staleness=0)
     first, _ = one.admit(Capacity(slots=(5,), pages=(99,)), 0)
     one.admit(Capacity(slots=(3,), pages=(99,)), 6)
     one.complete(made_groups.rollout(first.prompt, 0, [1]))
@@ -507,16 +482,6 @@ def test_pauses_are_counted_by_the_slots_that_were_free():
 @pytest.mark.parametrize("ahead, admitted", [(0, 3), (2, 5), (4, 8)])
 def test_so_many_answers_wait_for_a_slot(ahead, admitted):
     """Three slots and `ahead` more, up to the bound of four steps of two groups."""
-    one = pipeline.Pipeline(
-        ToyPrompts(20),
-        run_seed=7,
-        steps=9,
-        prompts_per_step=2,
-        group_size=1,
-        sampling=SAMPLING,
-        max_tokens=24,
-        max_staleness=3,
-        ahead=ahead + (ahead == 4) * 9,
-        replicas=1,
-    )
+    given = dict(prompts=2, group_size=1, max_staleness=3, ahead=ahead + (ahead == 4) * 9)
+    one = piping(ToyPrompts(20), steps=9, **given)
     assert len(one.admit(Capacity(slots=(3,), pages=(99,)), 0)) == admitted

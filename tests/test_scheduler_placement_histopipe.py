@@ -4,6 +4,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
+import plain_rollouts
 import pytest
 import racing_ring as ring
 import sim_arms
@@ -11,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_ring import SAMPLING, ToyPrompts
 
+from jaxrl_post.ring.types import Capacity, Finish, Request, RolloutId
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.placement import seer
 from jaxrl_post.scheduler.placement.histopipe import RankGroups, barrier, two_steps
 from jaxrl_post.scheduler.placement.placement import LeastLoaded
 from jaxrl_post.scheduler.placement.seer import Divided, LongestFirst
-from jaxrl_post.types import Capacity, Finish, Request, Rollout, RolloutId
 
 PROMPTS = ToyPrompts(400)
 REPLICA = ReplicaCapacity(slots=8, kv_tokens=10_000, cost=sim_arms.FLAT)
@@ -48,19 +49,7 @@ def group(number, size=3, epoch=0):
 
 def answer(request, length, finish=Finish.EOS):
     zeros = np.zeros(length)
-    return Rollout(
-        id=request.rollout_id,
-        prompt=request.prompt,
-        tokens=zeros,
-        sampled=zeros == 0,
-        logprobs=zeros,
-        entropies=zeros,
-        versions=zeros,
-        drafted=zeros,
-        finish=finish,
-        start_clock=0,
-        finish_clock=length,
-    )
+    return plain_rollouts.rollout(request.rollout_id, request.prompt, zeros, finish=finish, clock=(0, length))
 
 
 def drive(placement, waves, *, seed, slots, replicas=3, withdrawn=0.0):

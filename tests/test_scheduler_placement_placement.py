@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from racing_ring import whole
 from toy_ring import SAMPLING, ToyPrompts
 
+from jaxrl_post.ring.types import Capacity, Request, RolloutId
 from jaxrl_post.scheduler.placement.placement import LeastLoaded
-from jaxrl_post.types import Capacity, Request, RolloutId
 
 PROMPTS = ToyPrompts(200)
 

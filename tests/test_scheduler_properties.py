@@ -11,10 +11,9 @@ from racing_ring import RacingEngine, policy, trained, turn
 from toy_ring import ToyPrompts
 from witness import Restarting, Wandering, Witness, bound
 
-from jaxrl_post.scheduler import groups
+from jaxrl_post.scheduler import ledger
 from jaxrl_post.scheduler.placement.placement import LeastLoaded
 from jaxrl_post.scheduler.rounds import races, rounds, tail_batching
-from jaxrl_post.scheduler.rounds.delivery import Streamed
 
 CASES = dict(
     name=st.sampled_from(["sync", "tail_batching", "rollpacker"]),
@@ -58,7 +57,7 @@ def live_through(case, every):
     own = {
         "sync": {},
         "tail_batching": {"over": case["over"], "prefix_mode": case["mode"], "long_batches": together},
-        "rollpacker": {"over_prompts": case["over"], "over_samples": case["more"]},
+        "rollpacker": {"over": case["over"], "over_samples": case["more"]},
     }[case["name"]]
 
     def make():
@@ -66,13 +65,13 @@ def live_through(case, every):
             case["name"],
             ToyPrompts(case["count"], case["seed"]),
             steps=case["steps"],
-            prompts_per_round=case["size"],
+            prompts=case["size"],
             group_size=case["group"],
             filter_groups=filtered,
             max_waves=10_000,
             filter_metric="acc",
             replicas=case["replicas"],
-            delivery=Streamed(pieces) if pieces else None,
+            stream=pieces,
             placement=Wandering(case["replicas"], case["seed"]) if case["wander"] else LeastLoaded(case["replicas"]),
             **own,
         )
@@ -150,8 +149,8 @@ def test_the_base_of_the_planted_faults_is_sound():
 
 
 def prefixes_are_forgotten(patch):
-    whole = groups.written
-    patch.setattr(races, "written", lambda opened: whole(opened) | {"prefixes": []})
+    whole = ledger.group_state
+    patch.setattr(races, "group_state", lambda opened: whole(opened) | {"prefixes": []})
 
 
 def the_queue_is_forgotten(patch):
@@ -170,8 +169,8 @@ def who_was_whole_is_forgotten(patch):
 
 
 def losers_are_not_parked(patch):
-    whole = races.Races._became_whole
-    patch.setattr(races.Races, "_became_whole", lambda self, opened, clock: whole(self, opened, clock)[:1])
+    whole = races.Races._on_group_complete
+    patch.setattr(races.Races, "_on_group_complete", lambda self, opened, clock: whole(self, opened, clock)[:1])
 
 
 def last_come_first_served(patch):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from racing_ring import KeepingLearner, RacingEngine, accuracy, names, policy, trained, turn
 from toy_ring import ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish
 
-from jaxrl_post.loop import run
-from jaxrl_post.scheduler.rounds.delivery import Streamed, WholeRounds
+from jaxrl_post.ring.loop import run
+from jaxrl_post.scheduler.rounds.rounds import Streamed, WholeRounds
 
 
 class Watched:
@@ -40,10 +40,10 @@ class Watched:
 )
 def test_the_same_rounds_in_pieces(seed, size, pieces, order, slots, dispatch, name):
     def scheduler(**more):
-        return policy(name, ToyPrompts(17, seed), prompts_per_round=size, steps=5, **more)
+        return policy(name, ToyPrompts(17, seed), prompts=size, steps=5, **more)
 
     whole = turn(scheduler(), RacingEngine(order=order, slots=slots, steps=dispatch), 5)
-    watched = Watched(scheduler(delivery=Streamed(pieces)))
+    watched = Watched(scheduler(stream=pieces))
     learner = turn(watched, RacingEngine(order=order, slots=slots, steps=dispatch), 5)
     assert trained(learner) == trained(whole) and learner.step == 5
     per_round, since = [], []
@@ -79,7 +79,7 @@ def test_groups_are_learned_while_others_are_generated():
     run(
         observed(ToyObserver()),
         engine,
-        policy("sync", ToyPrompts(40), steps=3, prompts_per_round=12, delivery=Streamed(2)),
+        policy("sync", ToyPrompts(40), steps=3, prompts=12, stream=2),
         ToyRewards(accuracy),
         learner,
         publish,
@@ -98,7 +98,7 @@ def test_an_observer_sees_the_whole_round():
     run(
         observed(observe),
         RacingEngine(),
-        policy("sync", steps=3, delivery=Streamed(1)),
+        policy("sync", steps=3, stream=1),
         ToyRewards(accuracy),
         ToyLearner(),
         publish,
@@ -109,7 +109,7 @@ def test_an_observer_sees_the_whole_round():
 
 def test_mini_batches_still_divide_with_another_delivery():
     with pytest.raises(ValueError, match="scheduler.mini_batches=3 must divide"):
-        policy("sync", mini_batches=3, delivery=Streamed(1))
+        policy("sync", mini_batches=3, stream=1)
 
 
 def test_slices_of_a_whole_round_by_hand():

@@ -1,14 +1,15 @@
 """The planner: which layout follows which lengths, with its hysteresis, and what is left of it in a checkpoint."""
 
 import numpy as np
+import plain_rollouts
 import pytest
 import racing_ring as ring
 
 from jaxrl_post.engine.step_cost import DecodeCost
+from jaxrl_post.ring.types import Layout, Part, Prompt, RolloutId, Stop
 from jaxrl_post.scheduler.decision_log import Recorder
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.rounds.layout_planner import Planner
-from jaxrl_post.types import Finish, Layout, Part, Prompt, Rollout, RolloutId, Stop
 
 MANY, FEW = Layout(4, 1), Layout(2, 2)
 # One device reads its weights in 1 s; two read half each and need 0.1 s more for every step. 100 tokens of KV a device.
@@ -22,7 +23,7 @@ class Scripted:
     """A scheduler whose rounds have the lengths of a list."""
 
     def __init__(self, rounds, kind=lambda: ""):
-        self.rounds, self.done, self.kind = rounds, 0, kind
+        self.rounds, self.done, self.next_kind = rounds, 0, kind
 
     def __str__(self):
         return f"round {self.done}"
@@ -46,18 +47,8 @@ class Scripted:
 
 def answer(length):
     zeros = np.zeros(length)
-    return Rollout(
-        id=RolloutId(0, "train", 0, "p", 0),
-        prompt=Prompt(id="p", tokens=[1, 2]),
-        tokens=zeros,
-        sampled=zeros == 0,
-        logprobs=zeros,
-        entropies=zeros,
-        versions=zeros,
-        drafted=zeros,
-        finish=Finish.EOS,
-        start_clock=0,
-        finish_clock=length,
+    return plain_rollouts.rollout(
+        RolloutId(0, "train", 0, "p", 0), Prompt(id="p", tokens=[1, 2]), zeros, clock=(0, length)
     )
 
 

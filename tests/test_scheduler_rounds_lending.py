@@ -3,18 +3,19 @@
 import dataclasses
 
 import numpy as np
+import plain_rollouts
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_ring import scheduler_of
 
-from jaxrl_post.history import Past
+from jaxrl_post.ring.history import Past
+from jaxrl_post.ring.types import Capacity, Finish, Layout, Prompt, Sampling
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
-from jaxrl_post.scheduler.rounds.delivery import Streamed
+from jaxrl_post.scheduler.rounds.around import Overlapped
 from jaxrl_post.scheduler.rounds.lending import Lending
-from jaxrl_post.scheduler.rounds.overlapped import Overlapped
 from jaxrl_post.scheduler.rounds.rounds import Sync
 from jaxrl_post.scheduler.rounds.tail_batching import TailBatching
-from jaxrl_post.types import Capacity, Finish, Layout, Prompt, Rollout, Sampling
 
 ALL, HALF = Layout(4, 1), Layout(2, 1)
 PROMPTS = [Prompt(id=f"p{i}", tokens=[1, 2, 3]) for i in range(64)]
@@ -36,22 +37,9 @@ class Steady:
 
 
 def lending(share=0.25, slots=4, kv_tokens=1000, past=lambda prompt_id: (), rounds=Sync, steps=3, apart=True, **more):
-    made = rounds(
-        Order(),
-        run_seed=0,
-        group_size=2,
-        sampling=Sampling(),
-        max_tokens=50,
-        steps=steps,
-        prompts_per_round=4,
-        filter_groups=False,
-        max_waves=1,
-        replicas=4,
-        delivery=Streamed(1),
-        **more,
-    )
+    given = dict(run_seed=0, sampling=Sampling(), max_tokens=50, group_size=2, prompts=4, max_waves=1, stream=1)
     return Lending(
-        made,
+        scheduler_of(rounds, Order(), steps=steps, replicas=4, **given | more),
         all_of_them=ALL,
         half=HALF,
         share=share,
@@ -67,19 +55,7 @@ def capacity(layout=ALL):
 
 def answer(request, length=5, clock=9):
     zeros = np.zeros(length)
-    return Rollout(
-        id=request.rollout_id,
-        prompt=request.prompt,
-        tokens=zeros,
-        sampled=zeros == 0,
-        logprobs=zeros,
-        entropies=zeros,
-        versions=zeros,
-        drafted=zeros,
-        finish=Finish.EOS,
-        start_clock=0,
-        finish_clock=clock,
-    )
+    return plain_rollouts.rollout(request.rollout_id, request.prompt, zeros, clock=(0, clock))
 
 
 def score(scheduler):
@@ -179,7 +155,7 @@ def record(lengths):
     return Past(
         epoch=0,
         tokens=np.zeros(sum(lengths)),
-        favourites=np.zeros(sum(lengths)),
+        argmax_tokens=np.zeros(sum(lengths)),
         offsets=np.cumsum([0, *lengths]),
         rewards=np.zeros(len(lengths)),
         scored=np.ones(len(lengths), bool),

@@ -7,50 +7,28 @@ from math import ceil
 from zlib import crc32
 
 import numpy as np
+import plain_rollouts
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_ring import SAMPLING, ToyPrompts
+from toy_ring import SAMPLING, ToyPrompts, scheduler_of
 
+from jaxrl_post.ring.types import Capacity, Group
 from jaxrl_post.scheduler.group_filter import NoGroups, Solved, differs
 from jaxrl_post.scheduler.rounds.rounds import Sync
-from jaxrl_post.types import Capacity, Finish, Group, Rollout
 
 FREE = Capacity(slots=(4,), pages=(4,))
 
 
-def make(prompts, kind=Sync, **changed):
-    settings = dict(
-        run_seed=7,
-        steps=3,
-        prompts_per_round=4,
-        group_size=3,
-        sampling=SAMPLING,
-        max_tokens=5,
-        filter_groups=True,
-        filter_metric="acc",
-        max_waves=50,
-        replicas=1,
-    )
-    return kind(prompts, **(settings | changed))
+def make(order, kind=Sync, **changed):
+    given = dict(prompts=4, group_size=3, max_tokens=5, filter_groups=True, filter_metric="acc", max_waves=50)
+    return scheduler_of(kind, order, **given | changed)
 
 
 def answer(request, clock):
     n = 1 + int(request.seed[0]) % 4
     zeros = np.zeros(n)
-    return Rollout(
-        id=request.rollout_id,
-        prompt=request.prompt,
-        tokens=zeros + 1,
-        sampled=zeros == 0,
-        logprobs=zeros,
-        entropies=zeros,
-        versions=zeros,
-        drafted=zeros,
-        finish=Finish.EOS,
-        start_clock=0,
-        finish_clock=clock,
-    )
+    return plain_rollouts.rollout(request.rollout_id, request.prompt, zeros + 1, clock=(0, clock))
 
 
 def score(group, accuracy):
@@ -166,13 +144,7 @@ def test_batches_are_the_twins_whatever_the_order(
 
 def check(kind, prompts, accuracy, order, expected, steps, size, group_size, filter_groups):
     scheduler = make(
-        prompts,
-        kind,
-        steps=steps,
-        prompts_per_round=size,
-        group_size=group_size,
-        filter_groups=filter_groups,
-        max_waves=10_000,
+        prompts, kind, steps=steps, prompts=size, group_size=group_size, filter_groups=filter_groups, max_waves=10_000
     )
     batches, counts, admitted = drive(scheduler, accuracy, order)
     want, used, filtered, refused, waves = expected
@@ -335,7 +307,7 @@ def test_ids_twice_in_an_epoch_are_refused():
 
 def test_differs_by_hand():
     prompt = ToyPrompts(1).prompts[0]
-    scheduler = make(ToyPrompts(9), prompts_per_round=1)
+    scheduler = make(ToyPrompts(9), prompts=1)
     rollouts = tuple(answer(r, 0) for r in scheduler.admit(FREE, 0))
     prompt = rollouts[0].prompt
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from racing_ring import RacingEngine, names, policy, text, trained, turn, whole
 from toy_ring import ToyPrompts
 
-from jaxrl_post.history import Past
+from jaxrl_post.ring.history import Past
+from jaxrl_post.ring.types import RolloutId
 from jaxrl_post.scheduler.decision_log import Recorder
-from jaxrl_post.types import RolloutId
 
 
 def twin(prompts, *, steps, size, samples, kept, over, redraws, together=1):
@@ -65,7 +65,7 @@ def test_batches_are_the_twins(mode, together, seed, size, group, steps, over, d
         "tail_batching",
         prompts,
         steps=steps,
-        prompts_per_round=size,
+        prompts=size,
         group_size=group,
         over=over,
         prefix_mode=mode,
@@ -86,9 +86,9 @@ def test_batches_of_rollpacker_are_the_twins(more, seed, size, group, steps, ove
         "rollpacker",
         prompts,
         steps=steps,
-        prompts_per_round=size,
+        prompts=size,
         group_size=group,
-        over_prompts=over,
+        over=over,
         over_samples=more,
         replicas=replicas,
     )
@@ -135,7 +135,7 @@ def test_over_one_decides_as_sync():
 @pytest.mark.parametrize("over, period", [(1.125, 9), (1.25, 5), (1.5, 3), (2.0, 2)])
 def test_the_period_is_that_of_the_paper(over, period):
     """1/(eta - 1) short rounds and a long one (arXiv 2509.21009, figure 4)."""
-    scheduler, kinds = policy("tail_batching", ToyPrompts(500), steps=3 * period, prompts_per_round=8, over=over), []
+    scheduler, kinds = policy("tail_batching", ToyPrompts(500), steps=3 * period, prompts=8, over=over), []
 
     class Watched:
         def __getattr__(self, name):
@@ -209,7 +209,7 @@ def test_a_long_round_of_two_batches_is_trained_on_one_after_the_other():
 def test_a_race_by_hand():
     """Two wanted of three: the group of the long answer queues, whole, and goes on two rounds later."""
     prompts = ToyPrompts(9)
-    scheduler = policy("tail_batching", prompts, steps=3, prompts_per_round=2, group_size=2, over=1.5)
+    scheduler = policy("tail_batching", prompts, steps=3, prompts=2, group_size=2, over=1.5)
     engine = RacingEngine(steps=1)
     first = scheduler.admit(engine.capacity, 0)
     assert [r.rollout_id.prompt_id for r in first] == [prompts.at(p)[1].id for p in (0, 0, 1, 1, 2, 2)]
@@ -238,7 +238,7 @@ def past(lengths):
         Past(
             epoch=0,
             tokens=np.zeros(sum(lengths), np.int32),
-            favourites=np.zeros(sum(lengths), np.int32),
+            argmax_tokens=np.zeros(sum(lengths), np.int32),
             offsets=np.cumsum([0, *lengths]),
             rewards=np.zeros(len(lengths)),
             scored=np.ones(len(lengths), bool),
@@ -270,7 +270,7 @@ def test_prompts_that_were_long_go_to_the_queue_at_once():
 
 def test_ids_twice_in_an_epoch_are_refused_across_the_queue():
     prompts = ToyPrompts(9)
-    scheduler = policy("tail_batching", prompts, steps=3, prompts_per_round=2, group_size=2, over=1.5)
+    scheduler = policy("tail_batching", prompts, steps=3, prompts=2, group_size=2, over=1.5)
     turn(scheduler, RacingEngine(), 1)
     _, name = next(iter(scheduler._queue))
     prompts.prompts = [type(p)(id=name, tokens=p.tokens) for p in prompts.prompts]
@@ -298,7 +298,7 @@ def test_settings_that_make_no_sense(name, changed, said):
 def test_rollpacker_learns_from_shorter_answers_and_redraws():
     prompts = ToyPrompts(400)
     engine = RacingEngine()
-    learner = turn(policy("rollpacker", prompts, steps=40, over_prompts=1.25, over_samples=1.34), engine, 40)
+    learner = turn(policy("rollpacker", prompts, steps=40, over=1.25, over_samples=1.34), engine, 40)
     sync = turn(policy("sync", prompts, steps=40), RacingEngine(), 40)
     lengths = [np.mean([len(r) for part in run.parts for g in part for r in g.rollouts]) for run in (learner, sync)]
     assert lengths[0] < 0.85 * lengths[1]

@@ -34,25 +34,25 @@ def test_rooms_are_read_from_every_kind_of_import(tmp_path):
             "jaxrl_post/__main__.py": "import importlib\nC = {'train': 'jaxrl_post.main', 'x': 'jaxrl_post.gone'}",
             "jaxrl_post/main.py": "from jaxrl_post.engine import rows\nimport numpy",
             "jaxrl_post/engine/__init__.py": "from .rows import x",
-            "jaxrl_post/engine/rows.py": "def f():\n    from ..types import y\n'jaxrl_post.main'",
-            "jaxrl_post/types.py": "",
-            "kernels/attention.py": "import jaxrl_post.types",
-            "configs/demo.py": "from jaxrl_post import types",
+            "jaxrl_post/engine/rows.py": "def f():\n    from ..ring import y\n'jaxrl_post.main'",
+            "jaxrl_post/ring/__init__.py": "",
+            "kernels/attention.py": "import jaxrl_post.ring",
+            "configs/demo.py": "from jaxrl_post.ring import types",
             "scripts/shows/x.py": "def f():\n    import jaxrl_post.main, jaxrl_post\n    from models import y",
         },
     )
     graph = floors.rooms(tree)
     assert graph == {
         "__main__": {"main"},
-        "configs": {"types"},
-        "engine": {"types"},
-        "kernels": {"types"},
+        "configs": {"ring"},
+        "engine": {"ring"},
+        "kernels": {"ring"},
         "main": {"engine"},
         "scripts": {"main"},
-        "types": set(),
+        "ring": set(),
     }
     assert floors.arrows(graph) == 6
-    assert floors.floors(graph) == [["types"], ["configs", "engine", "kernels"], ["main"], ["__main__", "scripts"]]
+    assert floors.floors(graph) == [["ring"], ["configs", "engine", "kernels"], ["main"], ["__main__", "scripts"]]
 
 
 def test_a_picture_by_hand():

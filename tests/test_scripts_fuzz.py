@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import sys
 from pathlib import Path
@@ -11,20 +10,22 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from fuzz import child, children, mutations, planted
+from fuzz import KINDS, children, mutations
+from fuzz.commands import WANTED
+from fuzz.kind import Outcome
 
-KINDS = ("rows", "config", "cost_table", "model_config", "tokenizer", "llama2c", "safetensors")
+TRIED = ("rows", "config", "cost_table", "model_config", "tokenizer", "llama2c", "safetensors")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRIED)
 def test_thirty_malformed_inputs_are_read_or_refused_in_one_sentence(tmp_path, kind):
-    cases, found = importlib.import_module(f"fuzz.{kind}").Cases(tmp_path), []
+    cases, found = KINDS[kind](tmp_path), []
     cases.valid()
     for index in range(1000, 1030):
         what, action = cases.case(index, random.Random(index))
-        with child.Outcome() as outcome:
+        with Outcome() as outcome:
             action()
-        assert outcome.error is None or cases.own(outcome.error), (what, repr(outcome.error)[:500])
+        assert outcome.error is None or cases.refuses(outcome.error), (what, repr(outcome.error)[:500])
         found.append(outcome.error is None)
     assert not all(found)
 
@@ -41,6 +42,6 @@ def test_mutations_repeat_and_change_something():
 
 @pytest.mark.extended
 def test_a_planted_fault_of_each_kind_is_noticed():
-    found = children.run("planted", 0, 0, len(planted.WANTED))
-    assert found.counts == {outcome: planted.WANTED.count(outcome) for outcome in children.OUTCOMES}
-    assert [row["outcome"] for row in found.bad] == [outcome for outcome in planted.WANTED if outcome in children.BAD]
+    found = children.run("planted", 0, 0, len(WANTED))
+    assert found.counts == {outcome: WANTED.count(outcome) for outcome in children.OUTCOMES}
+    assert [row["outcome"] for row in found.bad] == [outcome for outcome in WANTED if outcome in children.BAD]

@@ -41,8 +41,8 @@ from jaxrl_post.config import resolve  # noqa: E402
 from jaxrl_post.kernels import attention, flash_gpu, verify  # noqa: E402
 from jaxrl_post.models import decoder  # noqa: E402
 from jaxrl_post.models.presets import PRESETS  # noqa: E402
-from jaxrl_post.telemetry.rollout_log import RolloutLog  # noqa: E402
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId  # noqa: E402
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId  # noqa: E402
+from jaxrl_post.runs.rollout_log import RolloutLog  # noqa: E402
 
 MODEL = decoder.ModelConfig(
     vocab_size=1100, embed=16, layers=2, heads=2, kv_heads=1, head_dim=8, ffw=16, max_length=512, tied=True

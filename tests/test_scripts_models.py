@@ -8,10 +8,10 @@ import sim_arms as arms
 from models import throughput
 from models.pipelinerl import Stream
 
-from jaxrl_post.sim import laws, workloads
-from jaxrl_post.sim.answers import Answer, Answers
-from jaxrl_post.sim.engine import SimEngine
-from jaxrl_post.sim.pace import LockStep
+from jaxrl_post.simulate import length_distributions, workloads
+from jaxrl_post.simulate.engine import SimEngine
+from jaxrl_post.simulate.pace import LockStep
+from jaxrl_post.simulate.texts import SimText, SimTexts
 
 
 class Constant:
@@ -20,14 +20,14 @@ class Constant:
     cap, frozen = 4, True
 
     def path(self, rollout_id, prompt, spans):
-        return Answer(4, (0,), (0,))
+        return SimText(4, (0,), (0,))
 
 
 def stream(answers, *, slots, group, batch, train, capacity=None, replicas=1):
     engine = SimEngine(answers, replicas=replicas, slots=slots, pace=LockStep(arms.FLAT))
     return Stream(
         engine,
-        workloads.Prompts(500, tokens=1),
+        workloads.SimPrompts(500, tokens=1),
         group=group,
         batch=batch,
         train=train,
@@ -58,10 +58,10 @@ def test_a_slow_learner_sets_the_pace_and_the_queue_drops_its_oldest():
 
 @pytest.mark.parametrize("queue, ratio", [(1, 0.7), (1, 1.2), (2, 1.3)])
 def test_events_agree_with_the_closed_staleness(queue, ratio):
-    sigma = laws.spread(1.4, 4)
-    law = laws.LogNormal(np.log(40.0) - sigma**2 / 2, sigma)
+    sigma = length_distributions.spread(1.4, 4)
+    law = length_distributions.LogNormal(np.log(40.0) - sigma**2 / 2, sigma)
     found = stream(
-        Answers(lambda prompt: law, cap=1600),
+        SimTexts(lambda prompt: law, cap=1600),
         slots=32,
         group=4,
         batch=32,

@@ -182,7 +182,7 @@ def test_a_job_runs_in_a_process_of_its_own():
     worker = priced_runs.Worker()
     try:
         table = cost_tables.read("8xh100", "split").table()
-        answer = worker.run({"config": "configs/demo_long_tail.py", "overrides": SMALL, "table": table})
+        answer = worker.run({"config": "configs/demo/long_tail.py", "overrides": SMALL, "table": table})
     finally:
         worker.close()
     assert len(answer["rewards"]) == len(answer["steps"]) == 2 and answer["scored"] == [8, 8] and answer["oldest"] <= 1

@@ -28,7 +28,7 @@ def rollouts(file: Path, finishes: list[str], **other) -> dict:
 
 
 def test_a_dead_reason_to_finish_and_new_names_are_no_difference(tmp_path):
-    base = rollouts(tmp_path / "a.npz", ["eos", "stop", "length", "cancelled"], favourites=np.zeros(4))
+    base = rollouts(tmp_path / "a.npz", ["eos", "stop", "length", "cancelled"], argmax_tokens=np.zeros(4))
     new = rollouts(tmp_path / "b.npz", ["eos", "stop", "length"], argmax_tokens=np.zeros(4))
     assert json.loads(str(base["finish"])) == ["eos", "length"]
     assert same_bits.differing_arrays(base, new) == []

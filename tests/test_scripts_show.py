@@ -56,8 +56,8 @@ def test_every_show_and_bench_of_the_project_is_listed():
     assert [line.split()[0] for line in show.listing(shows).splitlines()] == list(shows)
     assert [line.split()[0] for line in bench.listing(benches).splitlines()] == list(benches)
     long = {name for name, file in shows.items() if show.headline(file)[0] > 30}
-    assert long == {"ci", "curriculum", "faults"}, (
-        "at most 30 minutes each; three runs of all tests need more, 32 whole runs of the demo, and every kind of fault"
+    assert long == {"ci", "curriculum", "faults", "suite"}, (
+        "at most 30 minutes each; runs of all tests need more, 32 whole runs of the demo, and every kind of fault"
     )
 
 
@@ -94,6 +94,16 @@ def test_a_bound_that_is_missed_exits_1_and_is_written_too(root):
     assert result["ok"] is False and result["bounds"]["sum"]["ok"] is False
 
 
+def test_a_part_of_a_show_writes_no_result(root, capsys):
+    file, results = root / "scripts/shows/two_and_two.py", root / "results"
+    file.write_text(GOOD)
+    assert show.run_one("two-and-two", file, [], results) == 0
+    whole = (results / "two-and-two.json").read_bytes()
+    file.write_text(GOOD + "\n# another text\n")
+    assert show.run_one("two-and-two", file, ["--arms=sum"], results) == 0
+    assert "no result is written" in capsys.readouterr().out and (results / "two-and-two.json").read_bytes() == whole
+
+
 def test_missing_inputs_unknown_names_and_shows_without_a_bound(root, capsys):
     folder = root / "scripts/shows"
     (folder / "lacking.py").write_text(LACKING)
@@ -103,6 +113,9 @@ def test_missing_inputs_unknown_names_and_shows_without_a_bound(root, capsys):
     assert error.count("\n") == 1 and "such/file is missing; set JAXRL_DATA" in error
     assert show.main(["laking"], folder, root / "results") == 2
     assert "no show is called 'laking'; nearest is 'lacking'" in capsys.readouterr().err
+    (folder / "suite.py").write_text(LACKING)
+    assert show.main(["variants", "--x=1"], folder, root / "results") == 2
+    assert "the show variants is now: python scripts/show.py suite --arms=shown" in capsys.readouterr().err
     with pytest.raises(ValueError, match="shows nothing"):
         show.main(["empty"], folder, root / "results")
     assert not (root / "results").exists()
@@ -212,20 +225,21 @@ PROJECT = {  # a small project: what a show names by imports, dotted names and p
     "jaxrl_post/engine/rows.py": "def f():\n    from ..kernels import attention\n    return 'jaxrl_post.rewards:exact'",
     "jaxrl_post/kernels/__init__.py": "",
     "jaxrl_post/rewards.py": "LIMIT = 5  # seconds",
-    "jaxrl_post/simulate.py": "",
+    "jaxrl_post/simulate/simulation.py": "",
     "kernels/attention.py": "",
     "configs/demo.py": "import base_name\nHERE / 'policy' / name",
     "configs/policy/weights.bin": "0",
+    "configs/demo/tail.py": "CONFIGS / 'demo.py'",
     "configs/other.py": "",
     "configs/sim/seer.py": "",
     "scripts/replay.py": "import numpy",
     "scripts/shows/law.py": GOOD
-    + "    import replay, lab\n    record.run('-m', 'jaxrl_post.main', '--config=configs/demo.py')\n"
+    + "    import replay, lab\n    record.run('-m', 'jaxrl_post.main', '--config=configs/demo/tail.py')\n"
     + "SOURCES = ('configs/sim/*.py',)\n",
     "tests/lab.py": "",
     "tests/test_lab.py": "",
 }
-NAMED = sorted(set(PROJECT) - {"jaxrl_post/simulate.py", "configs/other.py", "tests/test_lab.py"})
+NAMED = sorted(set(PROJECT) - {"jaxrl_post/simulate/simulation.py", "configs/other.py", "tests/test_lab.py"})
 
 
 @pytest.fixture
@@ -247,7 +261,7 @@ def test_a_result_vouches_for_what_its_show_names(project):
         ("jaxrl_post/rewards.py", '"""What it costs."""\n\nLIMIT = (\n    5\n)', 0),  # words and layout
         ("configs/policy/weights.bin", "1", 1),
         ("kernels/attention.py", None, 1),  # gone
-        ("jaxrl_post/simulate.py", "x = 1", 0),  # not one of its files
+        ("jaxrl_post/simulate/simulation.py", "x = 1", 0),  # not one of its files
     ],
 )
 def test_a_result_is_stale_when_a_file_it_vouches_for_has_changed(project, capsys, file, text, count):
@@ -271,7 +285,7 @@ def test_results_without_a_list_of_files_are_measured_by_commits(project, git, c
     for name in ("jaxrl_post/rewards.py", "kernels/attention.py", "configs/other.py"):
         (project / name).write_text("x = 1")
     git("commit", "-qam", "two")
-    (project / "jaxrl_post/simulate.py").write_text("x = 1")  # not committed: changed all the same
+    (project / "jaxrl_post/simulate/simulation.py").write_text("x = 1")  # not committed: changed all the same
     assert show.main(["--stale"], project / "scripts/shows", project / "results") == 0
     assert capsys.readouterr().out.splitlines() == [
         f"law    3 files of jaxrl_post and kernels changed in 1 commit since {old['commit'][:7]} (it lists no files)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
@@ -36,8 +37,10 @@ class Run:
         self.sessions = Sessions(timeout_s=timeout_s, say=lambda line: None)
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
-        about = apps.About(model="demo", words=WORDS, tools=(TOOL,), max_turns=4, max_tokens=48)
-        self.served = endpoint.Served(self.sessions, apps.app(self.sessions, about, TOKEN), self._listening)
+        about = apps.About(model="demo", tokenizer=WORDS, tools=(TOOL,), max_turns=4, max_tokens=48)
+        self.served = contextlib.ExitStack()
+        application = apps.app(self.sessions, about, TOKEN)
+        self.served.enter_context(endpoint.served(self.sessions, application, self._listening))
 
     def ask(self, method: str, path: str, body=None, token: str = TOKEN) -> tuple[int, dict]:
         caller = http_clients.Caller(self.port, token)
@@ -57,8 +60,8 @@ class Run:
 @pytest.fixture
 def run():
     one = Run()
-    yield one
-    one.served.stop()
+    with one.served:
+        yield one
 
 
 def test_an_unchanged_client_plays_a_session_by_its_base_url(run):
@@ -185,7 +188,7 @@ def test_requests_that_wait_hear_the_end_of_a_session_and_of_the_run(run):
     waiting.start()
     while not run.sessions._wakes:
         pass
-    run.served.stop()
+    run.served.close()
     waiting.join()
     assert told[1] == {"sessions": [], "ended": True}
 
@@ -237,13 +240,13 @@ def test_a_turn_that_is_not_sampled_in_time_is_asked_for_again(run):
 
 def test_an_endpoint_says_where_it_is_and_ends_with_its_block(monkeypatch, capsys):
     monkeypatch.setenv("JAXRL_POST_TOKEN", "hidden")
-    given = config.resolve(config.load(str(ROOT / "configs/demo_agents.py")), ["environment.arguments.port=0"])
+    given = config.resolve(config.load(str(ROOT / "configs/demo/agents.py")), ["environment.arguments.port=0"])
     with endpoint.opened(given, WORDS) as sessions:
         line = capsys.readouterr().out
         assert "harness: sessions at http://127.0.0.1:" in line and "hidden" not in line
         port = int(line.partition("/v1/")[0].rpartition(":")[2])
         taken = config.resolve(
-            config.load(str(ROOT / "configs/demo_agents.py")), [f"environment.arguments.port={port}"]
+            config.load(str(ROOT / "configs/demo/agents.py")), [f"environment.arguments.port={port}"]
         )
         with pytest.raises(ValueError, match=rf"environment.arguments: 127.0.0.1:{port} cannot be listened at"):
             endpoint.opened(taken, WORDS).__enter__()
@@ -253,5 +256,5 @@ def test_an_endpoint_says_where_it_is_and_ends_with_its_block(monkeypatch, capsy
 
 
 def test_the_config_of_the_demo_is_played_by_a_harness():
-    given = config.resolve(config.load(str(ROOT / "configs/demo_agents.py")), [])
+    given = config.resolve(config.load(str(ROOT / "configs/demo/agents.py")), [])
     assert given.environment.name == "harness" and harness.read(given.environment.arguments).port == 8100

@@ -20,9 +20,9 @@ import openai
 import pytest
 from served import ROOT, TOKEN, bits, mixed, policy, served
 
-from jaxrl_post.serve import asked, http_server
-from jaxrl_post.serve.refusal import Refusal
-from jaxrl_post.types import LEAST_OF_LAW, Finish, Request, Rollout, RolloutId
+from jaxrl_post.ring.types import LEAST_OF_LAW, Finish, Request, Rollout, RolloutId
+from jaxrl_post.serve import http_server, request_bodies
+from jaxrl_post.serve.schema import Refusal
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -63,14 +63,14 @@ def whole(chunks):
 
 
 def test_equal_bits_alone_in_company_and_streamed(server):
-    asked = mixed(24)
-    alone = [bits(server.post(COMPLETIONS, **body)) for body in asked]
+    request_bodies = mixed(24)
+    alone = [bits(server.post(COMPLETIONS, **body)) for body in request_bodies]
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        order = list(range(len(asked)))
+        order = list(range(len(request_bodies)))
         random.Random(1).shuffle(order)
-        together = dict(zip(order, pool.map(lambda i: bits(server.post(COMPLETIONS, **asked[i])), order)))
-        streamed = list(pool.map(lambda body: bits(whole(server.events(COMPLETIONS, **body))), asked))
-    assert [together[i] for i in range(len(asked))] == alone == streamed
+        together = dict(zip(order, pool.map(lambda i: bits(server.post(COMPLETIONS, **request_bodies[i])), order)))
+        streamed = list(pool.map(lambda body: bits(whole(server.events(COMPLETIONS, **body))), request_bodies))
+    assert [together[i] for i in range(len(request_bodies))] == alone == streamed
     assert {one[4] for response in alone for one in response} == {"stop", "length"}
     assert len({tuple(one[2]) for response in alone for one in response}) > 20
 
@@ -87,11 +87,11 @@ def test_the_least_law_samples_the_likeliest_token_with_a_log_prob_of_0(server, 
 
 def test_the_bits_are_those_of_the_engine_without_a_server(server):
     """Another engine of the same program, each rollout alone in it; its text and its end are read here by hand."""
-    other, asked = policy(), mixed(12)
-    for body in asked:
+    other, request_bodies = policy(), mixed(12)
+    for body in request_bodies:
         response = server.post(COMPLETIONS, **body)
         sums = [body["prompt"]] if isinstance(body["prompt"], str) else body["prompt"]
-        law = other.law(
+        law = other.sampling_with(
             {name: body[name] for name in ("temperature", "top_p", "top_k") if name in body}
             | ({"stop_strings": (body["stop"],)} if "stop" in body else {})
             | ({"stop_ids": tuple(body["stop_token_ids"])} if "stop_token_ids" in body else {})
@@ -282,7 +282,7 @@ def test_a_rollout_that_has_ended_frees_its_place_whether_it_is_read_or_not(othe
         waited(lambda: service._loop is not None)  # the server's thread may have just begun
         tickets = []
         for _ in range(2):
-            opened = asyncio.run_coroutine_threadsafe(service.open(asked.completion(body)), service._loop)
+            opened = asyncio.run_coroutine_threadsafe(service.open(request_bodies.completion(body)), service._loop)
             tickets.append(opened.result(60))
             assert service.pending == 12
             waited(lambda: service.pending == 0)
@@ -298,10 +298,12 @@ def test_a_server_that_stops_ends_its_streams_with_an_event(other, monkeypatch):
     with served(other) as one, concurrent.futures.ThreadPoolExecutor(2) as pool:
         engine, tell = one.server.engine, one.server.engine.meanwhile
         engine.meanwhile = lambda: (tell(), time.sleep(0.3))
-        asked = [pool.submit(one.ask, "POST", COMPLETIONS, LONG | {"stream": stream}) for stream in (True, False)]
+        request_bodies = [
+            pool.submit(one.ask, "POST", COMPLETIONS, LONG | {"stream": stream}) for stream in (True, False)
+        ]
         waited(lambda: one.server.service.pending == 2)
         one.server.stop()
-        stream, whole_one = (one.result() for one in asked)
+        stream, whole_one = (one.result() for one in request_bodies)
         engine.meanwhile = tell
     last = json.loads(stream[2].decode().strip().split("\n\n")[-1].removeprefix("data: "))
     assert last["error"]["code"] == 503 == whole_one[0] and "the server is stopping" in last["error"]["message"]
@@ -400,8 +402,10 @@ def test_an_engine_that_fails_tells_all_and_begins_anew(monkeypatch):
 
         one.server.engine.meanwhile = fail
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            asked = [pool.submit(one.ask, "POST", COMPLETIONS, LONG | {"stream": stream}) for stream in (True, False)]
-            stream, whole_one = (one.result() for one in asked)
+            request_bodies = [
+                pool.submit(one.ask, "POST", COMPLETIONS, LONG | {"stream": stream}) for stream in (True, False)
+            ]
+            stream, whole_one = (one.result() for one in request_bodies)
         assert whole_one[0] == 500 and "begins anew" in json.loads(whole_one[2])["error"]["message"]
         last = stream[2].decode().strip().split("\n\n")[-1] if stream[0] == 200 else stream[2].decode()
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == 500

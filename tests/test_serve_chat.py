@@ -9,11 +9,10 @@ import pytest
 from served import TOKEN, talking
 
 from jaxrl_post.data.tokenizer import characters
-from jaxrl_post.serve.asked import Asked
-from jaxrl_post.serve.choices import Choice
-from jaxrl_post.serve.engine_thread import Piece
-from jaxrl_post.serve.forms import Chat
-from jaxrl_post.types import Finish, Prompt, Sampling
+from jaxrl_post.ring.types import Finish, Prompt, Sampling
+from jaxrl_post.serve.device_thread import TokenChunk
+from jaxrl_post.serve.forms import Chat, Choice
+from jaxrl_post.serve.request_bodies import SamplingRequest
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -72,14 +71,14 @@ WORDS = characters("".join(sorted(set(TURN + "no call"))))
 
 def answered(text, tools, pieces):
     """The form of a turn, and its choice after each piece."""
-    asked = Asked(messages=({"role": "user", "content": "x"},), tools=tools, stream=True)
-    form = Chat(asked, model="m", key="k", seed=1, words=WORDS, parser="hermes")
+    asked = SamplingRequest(messages=({"role": "user", "content": "x"},), tools=tools, stream=True)
+    form = Chat(asked, model="m", key="k", seed=1, tokenizer=WORDS, parser="hermes")
     one = Choice(0, Prompt(id="p", tokens=[1]), Sampling(eos_ids=(0,)), WORDS)
     ids, chunks = [*WORDS.encode(text), 0], list(form.begun([one]))
     size = -(-len(ids) // pieces)
     for begin in range(0, len(ids), size):
         part, last = ids[begin : begin + size], begin + size >= len(ids)
-        news = one.add(Piece(0, part, [-0.5] * len(part), [3] * len(part), Finish.EOS if last else None))
+        news = one.add(TokenChunk(0, part, [-0.5] * len(part), [3] * len(part), Finish.EOS if last else None))
         chunks += form.chunks(one, news)
     return form, one, chunks
 

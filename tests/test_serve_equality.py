@@ -8,8 +8,8 @@ import itertools
 import pytest
 from served import bits, mixed, policy, served
 
-from jaxrl_post.serve import prompts, service
-from jaxrl_post.types import Prompt, RolloutId
+from jaxrl_post.ring.types import Prompt, RolloutId
+from jaxrl_post.serve import prompts
 
 COMPLETIONS = "/v1/completions"
 
@@ -49,9 +49,9 @@ def test_requests_without_cuts_have_the_bits_of_generate():
 def noise_of_the_serial(patch):
     """Noise is keyed by the order of arrival."""
     serials = itertools.count()
-    real = service.Request
+    real = prompts.Request
     patch.setattr(
-        service, "Request", lambda **given: real(**given | {"seed": RolloutId(next(serials), "eval", 0, "", 0).seed()})
+        prompts, "Request", lambda **given: real(**given | {"seed": RolloutId(next(serials), "eval", 0, "", 0).seed()})
     )
 
 

@@ -15,10 +15,10 @@ import pytest
 from served import ROOT, served
 
 import jaxrl_post
-from jaxrl_post.checkpoint import store
 from jaxrl_post.commands import serve
-from jaxrl_post.launch import saved_policy
-from jaxrl_post.launch.policy import Policy
+from jaxrl_post.launch.parts import saved_policy
+from jaxrl_post.launch.parts.policy import Policy
+from jaxrl_post.runs.checkpoint import store
 from jaxrl_post.serve import server as servers
 from jaxrl_post.serve.followed_run import FollowedRun
 

@@ -24,8 +24,8 @@ import pytest
 
 from jaxrl_post import __main__ as commands
 from jaxrl_post.data import tokenizer
+from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
 from jaxrl_post.serve import jetstream_package
-from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
 
 ROOT = Path(__file__).resolve().parents[1]
 LAID = ROOT / ".cache" / "peers" / f"jetstream-{sys.version_info.major}.{sys.version_info.minor}"
@@ -83,7 +83,7 @@ def test_the_import_leaves_nothing_behind(jetstream):
 @needs_jetstream
 def test_texts_of_single_tokens_join_to_the_whole(jetstream):
     words = tokenizer.characters(LETTERS)
-    theirs = jetstream.Words(words, (0,))
+    theirs = jetstream.JetStreamTokenizer(words, (0,))
     ids = words.encode("row by row 12")
     assert "".join(theirs.decode([one]) for one in ids) == "row by row 12"
     padded, length = theirs.encode("row by row 12", is_bos=True, max_prefill_length=16, jax_padding=False)
@@ -95,7 +95,7 @@ def test_texts_of_single_tokens_join_to_the_whole(jetstream):
 def test_a_byte_stays_a_byte_for_jetstream_to_join(jetstream):
     pieces = tuple(f"<0x{byte:02X}>".encode() for byte in range(256))
     words = tokenizer.Llama2cTokenizer(pieces=(b"<unk>", b"<s>", b"</s>", *pieces), scores=(0.0,) * 259, ids={})
-    theirs = jetstream.Words(words, (1, 2))
+    theirs = jetstream.JetStreamTokenizer(words, (1, 2))
     ids = [byte + 3 for byte in "é\n".encode()]
     assert jetstream.package.token_utils.text_tokens_to_str([theirs.decode([one]) for one in ids]) == "é\n"
 

@@ -6,8 +6,8 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from jaxrl_post.serve.running_text import RunningText
-from jaxrl_post.types import Finish, Sampling
+from jaxrl_post.ring.types import Finish, Sampling
+from jaxrl_post.serve.forms import RunningText
 
 EOS = 256
 

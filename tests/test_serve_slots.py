@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
 from jaxrl_post.serve.slots import ENDED, LENGTH, TOKEN, VALID, Slots
-from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -14,11 +14,10 @@ import pytest
 from tinker_client import ROOT, datum, served, text
 
 import jaxrl_post
-from jaxrl_post.serve.tinker import bodies, forms
+from jaxrl_post.ring.types import Finish, Prompt, Request, RolloutId
+from jaxrl_post.serve.tinker import bodies
 from jaxrl_post.serve.tinker.sampler import BASE
 from jaxrl_post.serve.tinker.snapshots import Saved
-from jaxrl_post.serve.tinker.worker import Piece
-from jaxrl_post.types import Finish, Prompt, Request, RolloutId
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -90,7 +89,7 @@ def request(own, named: str, sample: int) -> Request:
         prompt=Prompt(id=named, tokens=SUM),
         seed=RolloutId(7, "eval", 0, named, sample).seed(),
         max_tokens=8,
-        sampling=own.law({"temperature": 0.8}),
+        sampling=own.sampling_with({"temperature": 0.8}),
     )
 
 
@@ -218,10 +217,10 @@ def test_a_run_is_freed_where_its_session_ends_before_it_is_unloaded(server):
     client, service, go = server.begun(), server.server.service, threading.Event()
     model, session = client.model(), service._sessions[client.session]
     assert model in service._trainer.runs
-    service.worker.submit(Piece(owner="other", tell=lambda result: None, run=lambda: go.wait(60) and {}))
+    service.thread.call(lambda: go.wait(60), owner="other")
 
     async def end():
-        service.unload_model("", bodies.Named(model_id=model))
+        service.unload_model("", bodies.BODIES["unload_model"](model_id=model))
         service._leave(session)
         service._keep("late", session, BASE)
 
@@ -233,7 +232,7 @@ def test_a_run_is_freed_where_its_session_ends_before_it_is_unloaded(server):
 
 def test_what_a_request_leaves_out_of_the_law_is_as_the_sdk_has_it():
     body = {"prompt": text(SUM), "sampling_params": {"max_tokens": 4}, "sampling_session_id": "x"}
-    law = bodies.read(forms.SampleBody, body, forms.Limits(vocab=15, positions=64, stops=7))[1].law
+    law = bodies.read("asample", body, bodies.Limits(vocab=15, positions=64, stops=7))[1].sampling_changes
     assert law == {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 
 
@@ -264,13 +263,13 @@ def test_a_client_that_knows_all_of_another_reaches_nothing(tmp_path):
 def test_no_value_of_a_client_ends_the_thread(client):
     """Every fifth of the hostile values; the others are in the show tinker."""
     sampler, service, told = client.sampler(), client.server.service, []
-    thread = service.worker._thread
+    thread = service.thread._thread
     for number, changes in enumerate(hostile_clients.tinker_values()[::5]):
         body = {"sampling_session_id": sampler, "seq_id": 1000 + number, "prompt": text(SUM)} | changes
         status, found = client.ask("POST", "asample", body)
         told.append(status)
         assert status == 400 or (status == 200 and "error" not in client.result(found)), changes
-    assert service.worker._thread is thread and told.count(400) > len(told) / 2
+    assert service.thread._thread is thread and told.count(400) > len(told) / 2
     status, found = client.ask(
         "POST",
         "asample",

@@ -1,8 +1,23 @@
-"""Results that wait to be fetched: which are kept, and for how long."""
+"""The promises of the Tinker API: whose they are, what they hold, and for how long."""
 
 from __future__ import annotations
 
+from jaxrl_post.serve.schema import Refusal
 from jaxrl_post.serve.tinker import promises
+
+
+def test_a_refused_call_tells_whose_fault_it_is():
+    def result(error):
+        def call():
+            raise error
+
+        found = promises.answered(call)
+        return found["error"], found["category"]
+
+    assert result(Refusal("theirs")) == ("theirs", "user")
+    assert result(Refusal("the disk is full", status=500)) == ("the disk is full", "server")
+    assert result(ValueError("theirs too")) == ("theirs too", "user")
+    assert promises.answered(lambda: {"path": "x"}) == {"path": "x"}
 
 
 def test_fetched_results_are_forgotten_before_they_fill_the_memory(monkeypatch):

@@ -17,10 +17,10 @@ from safetensors.numpy import load_file, save_file
 from jaxrl_post import config
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh
-from jaxrl_post.serve.refusal import Refusal
-from jaxrl_post.serve.tinker import datums, trainer
+from jaxrl_post.serve.schema import Refusal
+from jaxrl_post.serve.tinker import programs as tinker_programs
+from jaxrl_post.serve.tinker import trainer
 from jaxrl_post.serve.tinker.losses import LOSSES
-from jaxrl_post.serve.tinker.programs import Adam
 from jaxrl_post.serve.tinker.snapshots import Saved, Snapshot, Snapshots
 from jaxrl_post.trainer import programs
 
@@ -35,11 +35,11 @@ BOUNDS = {
     "cispo": {"clip_low_threshold": 0.9, "clip_high_threshold": 1.05},
     "dro": {"beta": 0.3},
 }
-FIELDS = [one.name for one in dataclasses.fields(datums.Datum)]
-ADAM = Adam(rate=0.01, beta1=0.9, beta2=0.95, eps=1e-12, decay=0.1, clip=0.0)
+FIELDS = [one.name for one in dataclasses.fields(tinker_programs.Datum)]
+ADAM = dict(learning_rate=0.01, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.1, grad_clip_norm=0.0)
 
 
-def made(count: int = 7, seed: int = 0, longest: int = 20) -> list[datums.Datum]:
+def made(count: int = 7, seed: int = 0, longest: int = 20) -> list[tinker_programs.Datum]:
     """Datums whose targets are not the inputs moved by one, and whose ratios lie around 1."""
     rng, out = np.random.default_rng(seed), []
     for _ in range(count):
@@ -47,7 +47,7 @@ def made(count: int = 7, seed: int = 0, longest: int = 20) -> list[datums.Datum]
         floats = {name: rng.standard_normal(n).astype(np.float32) for name in ("weights", "advantages")}
         ids = rng.integers(0, MODEL.vocab_size, (2, n)).astype(np.int32)
         logprobs = (-3.5 + 0.3 * rng.standard_normal(n)).astype(np.float32)
-        out.append(datums.Datum(tokens=ids[0], targets=ids[1], logprobs=logprobs, **floats))
+        out.append(tinker_programs.Datum(tokens=ids[0], targets=ids[1], logprobs=logprobs, **floats))
     return out
 
 
@@ -60,7 +60,7 @@ def one_of(rows: int = 2, tokens: int = 24, sizes=(1, 1, 1), **how) -> trainer.T
     return trainer.Trainer(recipe, made_groups.weights(0), name="made", rows=rows, tokens=tokens)
 
 
-def formula(loss: str, logps, one: datums.Datum, bounds):
+def formula(loss: str, logps, one: tinker_programs.Datum, bounds):
     """The documentation's code, line by line, without the sum."""
     ratio, a = jnp.exp(logps - one.logprobs), one.advantages
     if loss == "cross_entropy":
@@ -76,14 +76,14 @@ def formula(loss: str, logps, one: datums.Datum, bounds):
     return -(jax.lax.stop_gradient(held) * logps * a)
 
 
-def apart(given) -> tuple[datums.Datum, np.ndarray]:
+def apart(given) -> tuple[tinker_programs.Datum, np.ndarray]:
     """One sequence in each row, [n, T], and which tokens there are."""
     T = max(map(len, given))
     pad = {name: np.stack([np.pad(getattr(one, name), (0, T - len(one))) for one in given]) for name in FIELDS}
-    return datums.Datum(**pad), np.arange(T) < np.array([[len(one)] for one in given])
+    return tinker_programs.Datum(**pad), np.arange(T) < np.array([[len(one)] for one in given])
 
 
-def plain_logprobs(params, rows: datums.Datum):
+def plain_logprobs(params, rows: tinker_programs.Datum):
     """By a whole softmax over unpacked rows."""
     ids = jnp.asarray(rows.tokens)
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
@@ -137,7 +137,8 @@ def test_gradients_of_additions_are_those_of_the_explicit_model():
     added = lora_arms.adapter(lora_arms.PLAIN, 2)
     run.weights = mesh.put(added, one._of(run.lora).homes)
     found, sums = slope_of(one, given, "ppo")
-    slope = programs.by_layer(sums, dataclasses.replace(one._recipe, scan=True))
+    scanned = dataclasses.replace(one._recipe.loop, scan=True)
+    slope = programs.by_layer(sums, dataclasses.replace(one._recipe, loop=scanned))
     value, whole, _ = plain("ppo", lora_arms.merged(made_groups.weights(0), added, lora_arms.PLAIN), given)
     assert abs(found.total - value) < 1e-5
     assert arms.worst(jax.device_get(slope), lora_arms.chained(whole, added, lora_arms.PLAIN)) <= SINGLE
@@ -163,7 +164,7 @@ def test_the_bits_of_a_request_do_not_depend_on_other_requests(full):
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 def test_steps_are_those_of_adam_in_numpy(clip):
-    one, adam = one_of(), dataclasses.replace(ADAM, clip=clip)
+    one, adam = one_of(), ADAM | {"grad_clip_norm": clip}
     run = one.begin("run", None, 0)
     p = jax.tree.map(np.float64, made_groups.weights(0))
     m, v = (jax.tree.map(np.zeros_like, p) for _ in range(2))
@@ -189,7 +190,7 @@ def test_steps_are_those_of_adam_in_numpy(clip):
 
 
 def test_the_square_of_the_gradient_counts_also_where_beta2_is_1_in_float32():
-    one, adam = one_of(), dataclasses.replace(ADAM, beta2=1 - 1e-8)
+    one, adam = one_of(), ADAM | {"beta2": 1 - 1e-8}
     run = one.begin("run", None, 0)
     one.forward_backward("run", made(), "cross_entropy", {})
     before, slope = jax.device_get((run.weights, run.sums))
@@ -221,7 +222,7 @@ def test_saved_weights_continue_bit_for_bit(tmp_path):
     one.step("run", ADAM)
     path = folder.path("", "run", "weights", "first")
     folder.write(path, one.snapshot("run", optimizer=True))
-    assert folder.about(path).steps == 1 and not folder.about(path).trees
+    assert folder.read(path, whole=False).steps == 1 and not folder.read(path, whole=False).trees
 
     def on(name):
         one.forward_backward(name, made(seed=2), "cross_entropy", {})

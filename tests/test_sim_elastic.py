@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import sim_arms
 
-from jaxrl_post import config, simulate
-from jaxrl_post.sim import parts, settings
-from jaxrl_post.sim.elastic import SimElastic
-from jaxrl_post.types import Layout
+from jaxrl_post import config
+from jaxrl_post.ring.types import Layout
+from jaxrl_post.simulate import parts, settings, simulation
+from jaxrl_post.simulate.engine import SimElastic
 
 MANY, FEW = Layout(2, 1), Layout(1, 2)
 
@@ -92,14 +92,14 @@ def test_a_planner_finds_the_layout_of_fewer_seconds():
     cluster = base.cluster
 
     def seconds(**changed):
-        ring = simulate.assemble(dataclasses.replace(base, cluster=dataclasses.replace(cluster, **changed)))
-        simulate.loop.run(
-            simulate.tallied(ring),
+        ring = simulation.assemble(dataclasses.replace(base, cluster=dataclasses.replace(cluster, **changed)))
+        simulation.loop.run(
+            simulation.tallied(ring),
             ring.engine,
             ring.scheduler,
             ring.rewards,
             ring.learner,
-            simulate.publish,
+            simulation.publish,
             base.rounds,
         )
         return [one.generate_s for one in ring.tally.rounds], ring.engine

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_post.engine.step_cost import DecodeCost
-from jaxrl_post.sim.answers import Answer
-from jaxrl_post.sim.engine import SimEngine
-from jaxrl_post.sim.pace import DraftSpeed, Independent, LockStep
-from jaxrl_post.types import Finish
+from jaxrl_post.ring.types import Finish
+from jaxrl_post.simulate.engine import SimEngine
+from jaxrl_post.simulate.pace import DraftSpeed, Independent, LockStep
+from jaxrl_post.simulate.texts import SimText
 
 
 def drain(engine):
@@ -33,7 +33,7 @@ def test_events_are_those_of_an_engine_that_goes_token_by_token(data):
     tv = data.draw(st.sampled_from([0.0, 0.02, 0.2]))
     replicas, slots = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
     fast = arms.engine(tv=tv, replicas=replicas, slots=slots)
-    slow = arms.TokenByToken(arms.answers(tv), replicas, slots)
+    slow = arms.TokenByToken(arms.texts(tv), replicas, slots)
     number, known = 0, set()
     for _ in range(data.draw(st.integers(1, 12))):
         what = data.draw(st.sampled_from(["submit", "step", "swap", "remove", "park"]))
@@ -79,7 +79,7 @@ def both_go_on(fast, slow):
 def test_the_clock_jumps_to_the_next_finish_and_seconds_add_up():
     engine = arms.engine(slots=10, pace=LockStep(arms.FLAT))
     engine.submit([arms.request(n) for n in range(10)])
-    lengths = sorted(arms.answers().length(arms.request(n).rollout_id, None, 0) for n in range(10))
+    lengths = sorted(arms.texts().length(arms.request(n).rollout_id, None, 0) for n in range(10))
     done = drain(engine)
     assert [rollout.finish_clock for rollout in done] == lengths == [len(rollout) for rollout in done]
     assert engine.clock == engine.seconds == lengths[-1]
@@ -95,11 +95,11 @@ def test_seconds_follow_the_cost_of_the_slowest_replica():
         cap, frozen = 9, True
 
         def path(self, rollout_id, prompt, spans):
-            from jaxrl_post.sim.answers import Answer
+            from jaxrl_post.simulate.texts import SimText
 
-            return Answer({"0": 5, "1": 9, "2": 3}[prompt.id], (0,), (0,))
+            return SimText({"0": 5, "1": 9, "2": 3}[prompt.id], (0,), (0,))
 
-    from jaxrl_post.sim.engine import SimEngine
+    from jaxrl_post.simulate.engine import SimEngine
 
     cost = DecodeCost(weights_s=1.0, token_s=0.0, row_s=0.0, request_s=0.1)
     engine = SimEngine(Given(), replicas=2, slots=4, pace=LockStep(cost))
@@ -192,7 +192,7 @@ def timed(*lengths, pace, **more):
         cap, frozen = max(lengths), True
 
         def path(self, rollout_id, prompt, spans):
-            return Answer(lengths[int(prompt.id)], (0,), (0,))
+            return SimText(lengths[int(prompt.id)], (0,), (0,))
 
     engine = SimEngine(Known(), replicas=1, slots=4, pace=pace, **more)
     engine.submit([arms.request(number, cap=max(lengths)) for number in range(len(lengths))])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from jaxrl_post import config, simulate
+from jaxrl_post import config
 from jaxrl_post.engine import step_cost
-from jaxrl_post.sim import parts, settings
+from jaxrl_post.simulate import parts, settings, simulation
 
 FILE = """
-from jaxrl_post.sim.settings import default
+from jaxrl_post.simulate.settings import default
 def get_config():
     c = default()
     c.name, c.rounds = "judged", 4
@@ -29,12 +29,12 @@ def given(tmp_path):
     return lambda *overrides: settings.resolve(config.load(str(file), settings.Simulation), overrides)
 
 
-def ran(one: settings.Simulation) -> simulate.Parts:
-    from jaxrl_post import loop
+def ran(one: settings.Simulation) -> simulation.Parts:
+    from jaxrl_post.ring import loop
 
-    made = simulate.assemble(one)
+    made = simulation.assemble(one)
     loop.run(
-        simulate.tallied(made), made.turns, made.scheduler, made.rewards, made.learner, simulate.publish, one.rounds
+        simulation.tallied(made), made.turns, made.scheduler, made.rewards, made.learner, simulation.publish, one.rounds
     )
     return made
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import sim_arms as arms
 
-from jaxrl_post.sim import lending
-from jaxrl_post.sim.learner import SimLearner
-from jaxrl_post.sim.rewards import Lengths, SimRewards
-from jaxrl_post.sim.tally import Round, figures
-from jaxrl_post.types import Group
+from jaxrl_post.ring.types import Group
+from jaxrl_post.simulate import pace
+from jaxrl_post.simulate.learner import Lengths, SimLearner, SimRewards
+from jaxrl_post.simulate.tally import Round, figures
 
 
 def groups(count, slots=64):
@@ -83,14 +82,16 @@ def test_figures_by_hand():
 
 
 def test_lending_by_hand():
-    """4 answers are done at 1, 2, 3 and 10 s. Half of the devices are lent at 1 + 1 s and train a half as fast as all: the group
-    whole at 2 s, a quarter of 4 s on all, takes until 4 s, the next one until 6 s, the third, of half the tokens, would take
-    until 14 s and is left to the end, 2 s on all."""
+    """4 rollouts are done at 1, 2, 3 and 10 s, and all groups together take 4 s on all devices.
+
+    Half of the devices are lent at 1 + 1 s and train a half as fast as all. The group that is whole at 2 s has a quarter of the
+    tokens: it takes until 4 s, and the next one until 6 s. The third has half of the tokens and would take until 14 s. So it
+    is left to the end, where it takes 2 s on all."""
     groups = [(2.0, 0.25), (3.0, 0.25), (10.0, 0.5)]
-    found = lending.step_s([1.0, 2.0, 3.0, 10.0], groups, rollout_s=10.0, train_s=4.0, first=0.25, migrate_s=1.0)
+    found = pace.step_s([1.0, 2.0, 3.0, 10.0], groups, rollout_s=10.0, train_s=4.0, first=0.25, migrate_s=1.0)
     assert found == 10.0 + 2.0
-    assert lending.step_s([1.0, 2.0, 3.0, 10.0], groups, rollout_s=10.0, train_s=4.0, first=1.0) == 14.0
-    assert lending.step_s([], groups, rollout_s=10.0, train_s=4.0) == 14.0
+    assert pace.step_s([1.0, 2.0, 3.0, 10.0], groups, rollout_s=10.0, train_s=4.0, first=1.0) == 14.0
+    assert pace.step_s([], groups, rollout_s=10.0, train_s=4.0) == 14.0
 
 
 def test_only_what_nobody_can_write_to_is_shared():
@@ -99,8 +100,8 @@ def test_only_what_nobody_can_write_to_is_shared():
     mine = np.arange(len(rollout), dtype=np.int32)
     view = mine[:]
     view.setflags(write=False)
-    copied = dataclasses.replace(rollout, versions=np.zeros_like(mine), tokens=view, favourites=None)
+    copied = dataclasses.replace(rollout, versions=np.zeros_like(mine), tokens=view, argmax_tokens=None)
     mine[:] = 7
     assert copied.tokens.tolist() == list(range(len(rollout))) and not copied.tokens.flags.writeable
     mine.setflags(write=False)
-    assert dataclasses.replace(rollout, tokens=mine, favourites=None).tokens is mine
+    assert dataclasses.replace(rollout, tokens=mine, argmax_tokens=None).tokens is mine

@@ -9,7 +9,7 @@ from config_arms import TAIL, given
 from jaxrl_post import config
 from jaxrl_post.engine.step_cost import DecodeCost, StepCost, TableCost
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
-from jaxrl_post.sim import observed, trial, workloads
+from jaxrl_post.simulate import observed, trial, workloads
 
 SECOND = DecodeCost(weights_s=1.0, token_s=0.0, row_s=0.0)  # a step takes a second, whatever it computes
 CAP, PROMPTS, GROUP = 64, 4, 2
@@ -21,15 +21,15 @@ def resolved(*overrides: str) -> config.Config:
     return config.resolve(given(), [*BASE, *overrides])
 
 
-def job(*, slots: int = 64, lengths=LENGTHS, **more) -> trial.Job:
+def job(*, slots: int = 64, lengths=LENGTHS, **more) -> trial.TrialInputs:
     replica = ReplicaCapacity(slots=slots, kv_tokens=1 << 20, cost=SECOND)
     about = {"prompts": 20, "prompt_tokens": 4, "token_s": 0.0} | more
-    return trial.Job(lengths=lengths, replica=replica, **about)
+    return trial.TrialInputs(lengths=lengths, replica=replica, **about)
 
 
 def drawn(count: int) -> list[int]:
     """The lengths of the first groups, in the order in which they are admitted."""
-    order = workloads.Prompts(20, tokens=4, seed=0)
+    order = workloads.SimPrompts(20, tokens=4, seed=0)
     return [LENGTHS[int(order.at(place)[1].id)][0] for place in range(count)]
 
 

@@ -8,15 +8,15 @@ import functools
 import engine_lab as lab
 import numpy as np
 import pytest
+from models import twin as twin_file
+from models.twin import Known, RowTwin
 
 from jaxrl_post.engine import compiled as programs
-from jaxrl_post.engine.host.row_host import HostSettings, RowHost
-from jaxrl_post.engine.speculation.interface import Off
+from jaxrl_post.engine.host.row_host import RowHost
+from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.sim import twin as twin_file
-from jaxrl_post.sim.twin import Known, RowTwin
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -55,23 +55,19 @@ class Watched:
         return self.dispatches, self.seen, self.engine.metrics()
 
 
-def twin_of(engine, answers, drafted=(), **changes) -> Watched:
+def twin_of(engine, answers, drafted=(), drafting=None) -> Watched:
     """Of the engine's own settings."""
-    drafting = changes.pop("drafting", None) or Drafting(
+    drafting = drafting or Drafting(
         engine.drafting.drafter,
         replicas=engine.sizes.replicas,
         slots=engine.sizes.slots,
         past=lambda id: (),
         clones=engine.drafting.clones,
     )
-    settings = dict(
-        row_sizes=engine.row_sizes,
-        refill_slots=lab.BASE["refill_slots"],
-        cost=engine.cost,
-        vocab_size=engine.vocab_size,
-    )
-    twin = RowTwin(answers, engine.sizes, drafted=drafted, classes=drafting.drafter.classes)
-    return Watched(RowHost(twin, engine.sizes, HostSettings(**settings | changes), drafting=drafting))
+    sizes = dataclasses.replace(engine.sizes, row_sizes=engine.row_sizes)
+    twin = RowTwin(answers, sizes, drafted=drafted, classes=drafting.drafter.classes)
+    given = dict(cost=engine.cost, vocab_size=engine.vocab_size, drafting=drafting)
+    return Watched(RowHost(twin, sizes, **given))
 
 
 @functools.cache
@@ -141,7 +137,7 @@ def by_steps(rollouts):
 def test_the_twin_does_what_the_engine_does(changes):
     real = real_engine(**changes)
     rollouts = real.run(ASKED)
-    twin = twin_of(real.engine, by_tokens(rollouts), refill_slots=changes.get("refill_slots", lab.BASE["refill_slots"]))
+    twin = twin_of(real.engine, by_tokens(rollouts))
     twin.run(ASKED)
     counts = real.engine.metrics()
     assert (twin.dispatches, twin.seen, twin.engine.metrics()) == (real.dispatches, real.seen, counts)
@@ -259,7 +255,7 @@ def test_a_log_of_another_engine_is_refused():
         twin_of(real.engine, by_steps(rollouts), drafted[:-1]).run(ASKED)
     with pytest.raises(ValueError, match="the log of dispatches is of another engine"):
         twin_of(real.engine, by_steps(rollouts), [dataclasses.replace(drafted[0], clock=7), *drafted[1:]]).run(ASKED)
-    off = Drafting(Off(), replicas=1, slots=lab.BASE["slots"], past=lambda id: ())
+    off = Drafting(Drafter(), replicas=1, slots=lab.BASE["slots"], past=lambda id: ())
     with pytest.raises(ValueError, match="by the log a step settles . tokens from position .* does not draft"):
         twin_of(real.engine, by_steps(rollouts), drafting=off).run(ASKED)
 

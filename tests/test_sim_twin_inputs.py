@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import plain_rollouts
 import pytest
+from models.twin import LoggedRewards, LoggedTexts, lives, stand_ins
 from resumed_runs import here  # noqa: F401  `here` is a fixture
 from test_main import go
 from twin_run import Run
 
-from jaxrl_post.sim.twin_inputs import LoggedAnswers, LoggedRewards, lives, stand_ins
-from jaxrl_post.types import Finish, Group, Prompt, Request, Rollout, RolloutId, Sampling
+from jaxrl_post.ring.types import Finish, Group, Prompt, Request, Rollout, RolloutId, Sampling
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -29,18 +30,13 @@ def asked(sample: int, purpose: str = "train") -> Request:
 
 def rollout(sample: int, drafted, finish: Finish, clocks, purpose: str = "train") -> Rollout:
     size = len(drafted)
-    return Rollout(
-        id=name(sample, purpose),
-        prompt=PROMPT,
-        tokens=np.full(size, 30),
-        sampled=[True] * size,
-        logprobs=[0.0] * size,
-        entropies=[0.0] * size,
-        versions=[0] * size,
-        drafted=drafted,
+    return plain_rollouts.rollout(
+        name(sample, purpose),
+        PROMPT,
+        np.full(size, 30),
         finish=finish,
-        start_clock=0,
-        finish_clock=clocks[-1],
+        clock=(0, clocks[-1]),
+        drafted=drafted,
         clocks=clocks,
     )
 
@@ -78,7 +74,7 @@ def test_a_life_ends_when_it_is_parked_or_finishes_under_the_version_of_then():
     }
 
 
-def made(**how) -> LoggedAnswers:
+def made(**how) -> LoggedTexts:
     train = [
         group(
             rollout(0, [0, 0, 1, 0], Finish.EOS, [1, 2, 4, 4]),
@@ -87,7 +83,7 @@ def made(**how) -> LoggedAnswers:
         )
     ]
     evaluation = [group(rollout(0, [0] * 3, Finish.STOP, [1, 2, 3], "eval"))]
-    return LoggedAnswers(train, lives(DECISIONS), {0: evaluation}, **{"drafted": False, "prefix_mode": "verify"} | how)
+    return LoggedTexts(train, lives(DECISIONS), {0: evaluation}, **{"drafted": False, "prefix_mode": "verify"} | how)
 
 
 def test_answers_have_the_lengths_of_their_lives_and_their_ends():
@@ -121,14 +117,14 @@ def test_what_was_never_done_is_refused():
         with pytest.raises(ValueError, match=f"has no end in the logs under version {version} or a later one"):
             answers(request, version)
     ended = lives(DECISIONS) | {name(0): {0: (5, Finish.EOS)}}
-    other = LoggedAnswers(
+    other = LoggedTexts(
         [group(rollout(0, [0] * 4, Finish.EOS, [1, 2, 3, 4]))], ended, {}, drafted=False, prefix_mode="verify"
     )
     with pytest.raises(ValueError, match="5 tokens by the log of decisions, with 4 by that of rollouts"):
         other(asked(0), 0)
     for sample, answers in (
         (1, made(drafted=True)),
-        (0, LoggedAnswers([], ended, {}, drafted=True, prefix_mode="verify")),
+        (0, LoggedTexts([], ended, {}, drafted=True, prefix_mode="verify")),
     ):
         with pytest.raises(ValueError, match="or was not trained: no log has the steps that its drafts took then"):
             answers(asked(sample), 0)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_post import config, simulate
-from jaxrl_post.sim import settings
+from jaxrl_post import config
+from jaxrl_post.simulate import settings, simulation
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = """
-from jaxrl_post.sim.settings import default
+from jaxrl_post.simulate.settings import default
 def get_config():
     c = default()
     c.name, c.rounds = "small", 6
@@ -33,10 +33,10 @@ def small(tmp_path, *lines):
 def test_synchronous_rounds_by_hand(tmp_path):
     """A round lasts as long as its longest answer, at a constant cost of a step."""
     given = settings.resolve(config.load(small(tmp_path)))
-    ring = simulate.assemble(given)
-    from jaxrl_post import loop
+    ring = simulation.assemble(given)
+    from jaxrl_post.ring import loop
 
-    loop.run(simulate.tallied(ring), ring.engine, ring.scheduler, ring.rewards, ring.learner, simulate.publish, 6)
+    loop.run(simulation.tallied(ring), ring.engine, ring.scheduler, ring.rewards, ring.learner, simulation.publish, 6)
     longest = [int(one.lengths.max()) for one in ring.tally.rounds]
     assert [one.generate_s for one in ring.tally.rounds] == pytest.approx([0.5 + 0.01 * length for length in longest])
     assert ring.engine.clock == sum(longest) and all(one.lengths.size == 32 for one in ring.tally.rounds)
@@ -46,7 +46,7 @@ def test_a_long_round_of_two_batches(tmp_path):
     """At weights that stand still the same answers in as many batches, in fewer seconds, the second of two a step stale."""
     over = ("rounds=12", "scheduler.name=tail_batching", "scheduler.over=1.5", "scheduler.prefix_mode=verify")
     one, two = (
-        simulate.turn(settings.resolve(config.load(small(tmp_path)), (*over, f"scheduler.long_batches={batches}")))
+        simulation.run(settings.resolve(config.load(small(tmp_path)), (*over, f"scheduler.long_batches={batches}")))
         for batches in (1, 2)
     )
     assert one["mean_length"] == two["mean_length"] and two["rollout_s"] < one["rollout_s"]
@@ -57,7 +57,7 @@ def test_a_long_round_of_two_batches(tmp_path):
 def test_report_and_json(tmp_path):
     out = tmp_path / "out.json"
     assert (
-        simulate.main(
+        simulation.main(
             [
                 f"--config={small(tmp_path)}",
                 "--json",
@@ -87,10 +87,10 @@ def test_the_meter_and_the_trace_of_a_simulation(tmp_path):
     out = tmp_path / "trace.json"
     given = settings.resolve(config.load(small(tmp_path)), ("rounds=5",))
     packed = ("rounds=20", "scheduler.name=rollpacker", "scheduler.over=1.25", "scheduler.over_samples=1.25")
-    sync, rollpacker = (simulate.turn(one) for one in (given, settings.resolve(config.load(small(tmp_path)), packed)))
+    sync, rollpacker = (simulation.run(one) for one in (given, settings.resolve(config.load(small(tmp_path)), packed)))
     assert sync["shift"] == sync["num_dropped"] == sync["num_tokens_wasted"] == 0.0
     assert rollpacker["shift"] < -0.1 and rollpacker["num_dropped"] > 0
-    assert simulate.main([f"--config={small(tmp_path)}", "--config.rounds=2", "--trace", str(out)]) == 0
+    assert simulation.main([f"--config={small(tmp_path)}", "--config.rounds=2", "--trace", str(out)]) == 0
     events = json.loads(out.read_text())
     slots = [event for event in events if event.get("cat", "").startswith("replica")]
     assert len(slots) == 2 * 8 * 4 and sum(event["name"].startswith("round to") for event in events) == 2
@@ -103,7 +103,7 @@ def test_parts_are_added_one_after_the_other_and_their_shares_add_up(tmp_path):
         'c.parts = ("tail: scheduler.name=tail_batching scheduler.over=1.5", '
         '"drafts: cluster.draft_tokens=2.0 cluster.draft_width=4 cluster.draft_running=8")',
     )
-    found = simulate.report(settings.resolve(config.load(file)))
+    found = simulation.report(settings.resolve(config.load(file)))
     assert list(found["stages"]) == ["sync", "tail", "drafts"] and sum(found["part_shares"].values()) == pytest.approx(
         1.0
     )
@@ -143,7 +143,7 @@ def test_parts_are_added_one_after_the_other_and_their_shares_add_up(tmp_path):
 )
 def test_a_mistake_is_one_sentence(tmp_path, capsys, arguments, said):
     given = [argument.replace("FILE", small(tmp_path)) for argument in arguments]
-    assert simulate.main(given) == 1
+    assert simulation.main(given) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ") and said in error and error.count("\n") == 1
 
@@ -152,26 +152,26 @@ def test_a_mistake_is_one_sentence(tmp_path, capsys, arguments, said):
 def test_shipped_simulations_resolve_and_turn(file, data_dir, monkeypatch):
     monkeypatch.setenv("JAXRL_DATA", str(data_dir))
     given = settings.resolve(config.load(str(file)), ("rounds=2", "scheduler.prompts=4", "scheduler.group_size=2"))
-    for stage in simulate.stages(given).values():
-        assert simulate.turn(stage)["rollout_s"] > 0
+    for stage in simulation.stages(given).values():
+        assert simulation.run(stage)["rollout_s"] > 0
 
 
 def test_staleness_counts_versions_between_sampling_and_training(tmp_path):
     """Two optimizer steps a round: the first trains on what its own version sampled, the second on what the one before did."""
     given = settings.resolve(config.load(small(tmp_path)), ("scheduler.mini_batches=2",))
-    assert simulate.turn(given)["staleness"] == 0.5
+    assert simulation.run(given)["staleness"] == 0.5
 
 
 def test_what_a_learner_apart_is_compared_with_is_synchronous(tmp_path):
     given = settings.resolve(config.load(small(tmp_path)), ("learner.apart=True", "learner.token_s=1.0"))
-    stages = simulate.stages(given)
-    found = {name: simulate.turn(stage) for name, stage in stages.items()}
+    stages = simulation.stages(given)
+    found = {name: simulation.run(stage) for name, stage in stages.items()}
     assert found["sync"]["staleness"] == 0 < found[given.name]["staleness"]
 
 
 def test_turns_by_micro_batch_save_no_time_and_age_tokens():
     """Decode plus training work is what it was, and weights come the later, the more of the time is the engine's."""
-    from jaxrl_post import loop
+    from jaxrl_post.ring import loop
 
     took, aged = [], []
     for ratio in (0.0, 0.5, 1.0):
@@ -195,14 +195,14 @@ def test_turns_by_micro_batch_save_no_time_and_age_tokens():
                 f"scheduler.interleave={ratio}",
             ),
         )
-        ring = simulate.assemble(given)
+        ring = simulation.assemble(given)
         loop.run(
-            simulate.tallied(ring),
+            simulation.tallied(ring),
             ring.engine,
             ring.scheduler,
             ring.rewards,
             ring.learner,
-            simulate.publish,
+            simulation.publish,
             given.rounds,
         )
         rounds = ring.tally.rounds[6:]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
-from jaxrl_post.config import AlarmConfig
-from jaxrl_post.telemetry.alarms import FIRST, Alarms, Diverged
+from jaxrl_post.config import AlarmConfig, load, resolve
+from jaxrl_post.telemetry.alarms import FIRST, Alarms, Diverged, thresholds
 
 SOUND = {
     "frac_reward_zero_std": 0.5,
@@ -90,3 +91,20 @@ def test_a_resumed_run_rings_alike():
     two.load_state_dict(one.state_dict())
     assert two.look(6, wrong) == one.look(6, wrong) and len(lines) == 1 and more == []
     assert two.state_dict() == one.state_dict()
+
+
+@pytest.mark.parametrize(
+    "file, idle",
+    [
+        ("configs/demo.py", set()),
+        ("configs/demo/dpo.py", {"equal_rewards", "hacking", "shrinkage", "growth"}),
+        ("configs/demo/distill.py", {"equal_rewards", "hacking"}),
+    ],
+)
+def test_alarms_on_rewards_and_lengths_are_those_of_runs_that_have_some(file, idle):
+    given = resolve(load(file))
+    found, wanted = thresholds(given), given.alarms
+    assert {
+        field.name for field in dataclasses.fields(found) if getattr(found, field.name) != getattr(wanted, field.name)
+    } == idle
+    assert not any(getattr(found, name) for name in idle)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import plain_rollouts
 import pytest
-from toy_ring import SAMPLING, ToyEngine, ToyLearner, ToyPrompts, ToyRewards, publish
+from toy_ring import ToyEngine, ToyLearner, ToyPrompts, ToyRewards, publish, scheduler_of
 
-from jaxrl_post import loop
-from jaxrl_post.history import History
+from jaxrl_post.ring import loop
+from jaxrl_post.ring.events import EVENTS, Ring, TimedRing
+from jaxrl_post.ring.history import History
+from jaxrl_post.ring.timing import Stopwatch
+from jaxrl_post.ring.types import Finish, Stop
 from jaxrl_post.scheduler.rounds.rounds import Sync
-from jaxrl_post.telemetry.events import EVENTS, Ring, TimedRing
-from jaxrl_post.telemetry.timing import Stopwatch
-from jaxrl_post.types import Finish, Rollout, Stop
 
 
 class Clock:
@@ -110,19 +111,10 @@ class Diary(Ring):
         self.lines.append("flush")
 
 
-def sync(steps=1, prompts=2, group=2):
-    return Sync(
-        ToyPrompts(5),
-        run_seed=0,
-        steps=steps,
-        prompts_per_round=prompts,
-        group_size=group,
-        sampling=SAMPLING,
-        max_tokens=1,
-        filter_groups=False,
-        max_waves=1,
-        replicas=1,
-    )
+def sync(kind=Sync, prompts=2, max_tokens=1):
+    """A scheduler of one step, with groups of two."""
+    given = dict(run_seed=0, steps=1, max_tokens=max_tokens, prompts=prompts, group_size=2, max_waves=1)
+    return scheduler_of(kind, ToyPrompts(5), **given)
 
 
 def test_what_the_loop_tells_and_calls():
@@ -149,19 +141,7 @@ def test_what_the_loop_tells_and_calls():
 
 
 def parked(request):
-    return Rollout(
-        id=request.rollout_id,
-        prompt=request.prompt,
-        tokens=[],
-        sampled=[],
-        logprobs=[],
-        entropies=[],
-        versions=[],
-        drafted=[],
-        finish=Finish.PARKED,
-        start_clock=0,
-        finish_clock=1,
-    )
+    return plain_rollouts.rollout(request.rollout_id, request.prompt, [], finish=Finish.PARKED, clock=(0, 1))
 
 
 def test_stopped_rollouts_are_told_before_the_scheduler_has_them_and_nobodys_are_not_told():
@@ -183,18 +163,7 @@ def test_stopped_rollouts_are_told_before_the_scheduler_has_them_and_nobodys_are
 
     order, ring = [], Ring()
     ring.on("stopped", lambda rollouts, clock, version: order.append(("stopped", len(rollouts), clock, version)))
-    scheduler = Stopping(
-        ToyPrompts(5),
-        run_seed=0,
-        steps=1,
-        prompts_per_round=1,
-        group_size=2,
-        sampling=SAMPLING,
-        max_tokens=1,
-        filter_groups=False,
-        max_waves=1,
-        replicas=1,
-    )
+    scheduler = sync(Stopping, prompts=1)
     loop.run(ring, Parking(), scheduler, ToyRewards(lambda r: 1.0), ToyLearner(), publish, 1)
     assert sorted(order) == [("parked", 0), ("parked", 1), ("stopped", 1, 1, 0)]
     assert order.index(("stopped", 1, 1, 0)) == order.index(("parked", 1)) - 1
@@ -208,17 +177,6 @@ def test_a_group_is_recorded_before_the_scheduler_has_it():
 
     known, history, ring = [], History(epochs=1, max_bytes=1 << 20), Ring()
     ring.on("scored", history.record)
-    scheduler = Watching(
-        ToyPrompts(5),
-        run_seed=0,
-        steps=1,
-        prompts_per_round=3,
-        group_size=2,
-        sampling=SAMPLING,
-        max_tokens=4,
-        filter_groups=False,
-        max_waves=1,
-        replicas=1,
-    )
+    scheduler = sync(Watching, prompts=3, max_tokens=4)
     loop.run(ring, ToyEngine(), scheduler, ToyRewards(lambda r: 1.0), ToyLearner(), publish, 1)
     assert known == [1, 1, 1] and len(history) == 3

@@ -7,14 +7,15 @@ import dataclasses
 import math
 
 import numpy as np
+import plain_rollouts
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_post.checkpoint import host_state
+from jaxrl_post.ring.types import Finish, Group, Prompt, Request, RolloutId, Sampling
+from jaxrl_post.runs.checkpoint import host_state
 from jaxrl_post.telemetry import length_bias
 from jaxrl_post.telemetry.length_bias import BiasMeter
-from jaxrl_post.types import Finish, Group, Prompt, Request, Rollout, RolloutId, Sampling
 
 
 def prompt(name="p"):
@@ -33,20 +34,7 @@ def request(id, **changed):
 
 def rollout(id, tokens, finish=Finish.EOS):
     tokens = list(range(tokens)) if isinstance(tokens, int) else list(tokens)
-    zeros = np.zeros(len(tokens))
-    return Rollout(
-        id=id,
-        prompt=prompt(id.prompt_id),
-        tokens=tokens,
-        sampled=zeros == 0,
-        logprobs=zeros,
-        entropies=zeros,
-        versions=zeros,
-        drafted=zeros,
-        finish=finish,
-        start_clock=0,
-        finish_clock=0,
-    )
+    return plain_rollouts.rollout(id, prompt(id.prompt_id), tokens, finish=finish)
 
 
 def group(*rollouts):

@@ -17,7 +17,8 @@ import pytest
 from config_arms import error, given
 
 from jaxrl_post import config, main
-from jaxrl_post.telemetry import loggers, metrics
+from jaxrl_post.runs import metric_rows
+from jaxrl_post.telemetry import loggers
 
 NAN = float("nan")
 ROWS = (
@@ -245,7 +246,7 @@ def test_metrics_and_tensorboard_of_a_resumed_run_are_equal(tmp_path, monkeypatc
     ]
     for steps in (2, 4):
         assert main.main([*arguments, f"--config.steps={steps}"]) == 0
-    rows = metrics.read(tmp_path / "run" / "metrics.jsonl")
+    rows = metric_rows.read(tmp_path / "run" / "metrics.jsonl")
     same(curves(tmp_path / "run" / "tensorboard"), wanted(rows))
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 4]
     page = (tmp_path / "run" / "report.html").read_text()

@@ -9,28 +9,19 @@ import math
 import re
 
 import numpy as np
+import plain_rollouts
 import pytest
 import rich.console
 
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.runs import metric_rows
 from jaxrl_post.telemetry import metrics
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
 
 def rollout(prompt: Prompt, sample: int, versions: list[int], finish: Finish = Finish.EOS, sampled=None) -> Rollout:
-    zeros = np.zeros(len(versions))
-    return Rollout(
-        id=RolloutId(0, "train", 2, prompt.id, sample),
-        prompt=prompt,
-        tokens=zeros,
-        sampled=zeros == 0 if sampled is None else sampled,
-        logprobs=zeros,
-        entropies=zeros,
-        versions=versions,
-        drafted=zeros,
-        finish=finish,
-        start_clock=0,
-        finish_clock=1,
-    )
+    id, zeros = RolloutId(0, "train", 2, prompt.id, sample), np.zeros(len(versions))
+    given = {"versions": versions} | ({} if sampled is None else {"sampled": sampled})
+    return plain_rollouts.rollout(id, prompt, zeros, finish=finish, clock=(0, 1), **given)
 
 
 def groups() -> tuple[Group, Group, Group]:
@@ -139,11 +130,11 @@ def test_timings_are_told_apart():
         "critic/score/mean": 4.0,
         "rows/idle": 5.0,
     }
-    assert metrics.deterministic(row) == {"critic/score/mean": 4.0, "rows/idle": 5.0}
+    assert metric_rows.deterministic(row) == {"critic/score/mean": 4.0, "rows/idle": 5.0}
 
 
 def test_jsonl_is_json_and_reads_back(tmp_path):
-    file = metrics.Jsonl(tmp_path / "metrics.jsonl")
+    file = metric_rows.Jsonl(tmp_path / "metrics.jsonl")
     file.write(1, {"b": np.float32(0.1), "a": np.array(2)})
     file.write(2, {"a": float("nan"), "b": float("inf")})
     file.close()
@@ -151,7 +142,7 @@ def test_jsonl_is_json_and_reads_back(tmp_path):
     assert list(json.loads(lines[0])) == ["step", "a", "b"]
     assert json.loads(lines[0]) == {"step": 1, "a": 2.0, "b": float(np.float32(0.1))}  # exact
     assert lines[1] == '{"step": 2, "a": null, "b": null}'
-    assert math.isnan(metrics.read(tmp_path / "metrics.jsonl")[1]["a"])
+    assert math.isnan(metric_rows.read(tmp_path / "metrics.jsonl")[1]["a"])
 
 
 ROW = {
@@ -230,4 +221,4 @@ def test_garbage_in_metrics_names_file_and_line(tmp_path, garbage, words):
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b'{"step": 1}\n' + garbage + b"\n")
     with pytest.raises(ValueError, match=f"{re.escape(str(file))}, line 2: .*{words}"):
-        metrics.read(file)
+        metric_rows.read(file)

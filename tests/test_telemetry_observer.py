@@ -2,17 +2,18 @@
 
 import jax.numpy as jnp
 import numpy as np
+import plain_rollouts
 import pytest
 
 from jaxrl_post.config import AlarmConfig
 from jaxrl_post.rewards import NoScores
-from jaxrl_post.rewards.chain import FirstScores
+from jaxrl_post.rewards.jobs import FirstScores
+from jaxrl_post.ring.events import TimedRing
+from jaxrl_post.ring.timing import AtWork, Stopwatch
+from jaxrl_post.ring.types import Finish, Group, Part, Prompt, RolloutId
+from jaxrl_post.runs.metric_rows import is_timing
 from jaxrl_post.telemetry.alarms import Alarms
-from jaxrl_post.telemetry.events import TimedRing
-from jaxrl_post.telemetry.metrics import is_timing
 from jaxrl_post.telemetry.observer import Observer
-from jaxrl_post.telemetry.timing import AtWork, Stopwatch
-from jaxrl_post.types import Finish, Group, Part, Prompt, Rollout, RolloutId
 
 
 class Clock:
@@ -39,18 +40,8 @@ def group(lengths, rewards, acc, scored, *, finish=Finish.EOS, epoch=0, prompt=2
         sampled = zeros == 0
         sampled[:1] = sample > 0  # the first token of the first rollout was observed
         rollouts.append(
-            Rollout(
-                id=RolloutId(0, "train", epoch, given.id, sample),
-                prompt=given,
-                tokens=zeros,
-                sampled=sampled,
-                logprobs=zeros,
-                entropies=zeros,
-                versions=zeros,
-                drafted=zeros,
-                finish=finish,
-                start_clock=0,
-                finish_clock=0,
+            plain_rollouts.rollout(
+                RolloutId(0, "train", epoch, given.id, sample), given, zeros, finish=finish, sampled=sampled
             )
         )
     return Group(prompt=given, rollouts=tuple(rollouts), rewards=rewards, scored=scored, components={"acc": acc})
@@ -111,7 +102,7 @@ def test_a_row_per_step_and_evaluations_between():
         clock.now += 1
         observe.published(version)
     assert [step for step, _ in rows] == [1, 2, 2, 3]  # what nobody waits for is put off
-    observe._ring.flush()
+    observe.ring.flush()
     observe.flush()
     assert [step for step, _ in rows] == [1, 2, 2, 3, 4] and asked == [2] and warm == [1]
     steps = [row for _, row in rows if "training/global_step" in row]
@@ -159,7 +150,7 @@ def test_seconds_stand_on_the_row_of_a_commit_that_is_published():
             observe.commit({}, Part(**given))
         watch.timing("update_actor", lasting)(4)
         observe.published(first + 3)
-    observe._ring.flush()
+    observe.ring.flush()
     steps = [row for _, row in rows if "training/global_step" in row]
     timed = [
         {name: value for name, value in row.items() if is_timing(name) and name != "timing_s/log"} for row in steps
@@ -186,7 +177,7 @@ def test_no_rate_of_generation_where_the_engine_counts_none():
     clock.now += 1
     observe.commit({}, Part(fresh=GROUPS, groups=GROUPS, commit=True, publish=True))
     observe.published(1)
-    observe._ring.flush()
+    observe.ring.flush()
     assert "perf/throughput" in rows[0][1] and "perf/generated_tokens_per_s" not in rows[0][1]
 
 

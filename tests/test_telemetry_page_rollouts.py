@@ -6,9 +6,9 @@ import made_run
 import pytest
 
 from jaxrl_post.data import tokenizer
+from jaxrl_post.runs.run_logs import opened
 from jaxrl_post.telemetry.page import rollouts
-from jaxrl_post.telemetry.page.run_files import opened
-from jaxrl_post.telemetry.page.thinned import evenly, parts
+from jaxrl_post.telemetry.page.curves import evenly, parts
 
 WORDS = tokenizer.characters(made_run.ALPHABET)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import hypothesis
 import hypothesis.strategies as st
 import tokenizers
 
 from jaxrl_post.data import tokenizer
-from jaxrl_post.telemetry.page import tokens
+from jaxrl_post.runs.run_logs import opened
+from jaxrl_post.telemetry.page import rollouts
 
 TEXTS = ("the cat sat", "naïve 漢字 🙂🙂 end", "  two  spaces\n")
 
@@ -34,28 +37,30 @@ WORDS = byte_level()
 @hypothesis.settings(deadline=None, max_examples=60)
 def test_pieces_joined_are_the_text(text):
     ids = WORDS.encode(text)
-    pieces = tokens.pieces(WORDS, ids)
+    pieces = rollouts.pieces(WORDS, ids)
     assert len(pieces) == len(ids) and "".join(pieces) == WORDS.decode(ids, skip_special=False) == text
 
 
 def test_a_character_belongs_to_the_token_that_completes_it():
-    assert tokens.pieces(WORDS, WORDS.encode("a🙂b")) == ["a", "", "", "", "🙂", "b"]
-    assert tokens.pieces(WORDS, [*WORDS.encode("a"), 0]) == ["a", "<eos>"]
+    assert rollouts.pieces(WORDS, WORDS.encode("a🙂b")) == ["a", "", "", "", "🙂", "b"]
+    assert rollouts.pieces(WORDS, [*WORDS.encode("a"), 0]) == ["a", "<eos>"]
 
 
 def test_bytes_that_are_no_character_are_told_at_once_and_not_again():
     broken = WORDS.encode("🙂")[:2]
-    assert "".join(tokens.pieces(WORDS, [*broken, *WORDS.encode("ab")])).endswith("ab")
+    assert "".join(rollouts.pieces(WORDS, [*broken, *WORDS.encode("ab")])).endswith("ab")
 
 
 def test_without_a_tokenizer_ids_are_shown(tmp_path):
-    assert tokens.found(tmp_path, {"model": {"path": "", "tokenizer": ""}}) is None
-    assert tokens.pieces(None, [3, 14]) == ["[3]", "[14]"]
+    (tmp_path / "config.json").write_text(json.dumps({"model": {"path": "", "tokenizer": ""}}))
+    assert rollouts.words_of(opened(tmp_path)) is None
+    assert rollouts.pieces(None, [3, 14]) == ["[3]", "[14]"]
 
 
 def test_the_tokenizer_is_that_of_the_policy_else_that_of_the_config(tmp_path):
     config = {"model": {"path": str(tmp_path / "model"), "tokenizer": ""}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     tokenizer.characters("ab").save(tmp_path / "model")
-    assert tokens.found(tmp_path, config).vocab_size == 4
+    assert rollouts.words_of(opened(tmp_path)).vocab_size == 4
     tokenizer.characters("abcdef").save(tmp_path / "policy")
-    assert tokens.found(tmp_path, config).vocab_size == 8
+    assert rollouts.words_of(opened(tmp_path)).vocab_size == 8

@@ -11,11 +11,11 @@ import time
 import numpy as np
 import pytest
 
-from jaxrl_post.telemetry import journal as journal_file
-from jaxrl_post.telemetry import rollout_log
-from jaxrl_post.telemetry.journal import Journal
-from jaxrl_post.telemetry.rollout_log import RolloutLog
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.runs import journal as journal_file
+from jaxrl_post.runs import rollout_log
+from jaxrl_post.runs.journal import Journal
+from jaxrl_post.runs.rollout_log import RolloutLog
 
 
 def made(seed: int) -> tuple[Group, ...]:
@@ -57,7 +57,7 @@ def rollout(random, prompt: Prompt, sample: int, length: int) -> Rollout:
         entropies=random.random(length),
         versions=np.sort(random.integers(0, 9, length)),
         drafted=random.random(length) < 0.5,
-        favourites=random.integers(0, 99, length),
+        argmax_tokens=random.integers(0, 99, length),
         clocks=np.sort(random.integers(5, 2**40, length)),
         finish=list(Finish)[sample],
     )
@@ -174,22 +174,22 @@ def served(path, *keys):
     return out
 
 
-def test_what_came_after_the_mark_is_put_aside_and_survives_a_second_and_third_kill(tmp_path):
+def test_what_came_after_the_mark_is_set_apart_and_survives_a_second_and_third_kill(tmp_path):
     """Marks at 1 and 2 records; every score after the mark is there once, of equal keys the oldest first."""
     path = tmp_path / "rewards.jsonl"
     mark = journal(path, record("a", 1))
     whole = [record("b", 2), record("c", 3), record("b", 4), record("d", 5, digest="e")]
     journal(path, *whole)
-    journal_file.put_aside(path, mark)
-    journal_file.put_aside(path, mark)  # killed before the cut
+    journal_file.set_apart(path, mark)
+    journal_file.set_apart(path, mark)  # killed before the cut
     assert served(path, ("b", "d"), ("b", "d"), ("c", "d"), ("d", "e")) == [2, 4, 3, 5]
     os.truncate(path, mark)
     later = journal(path, whole[0])  # a checkpoint was written here
     journal(path, whole[1])
-    journal_file.put_aside(path, later)  # killed again
+    journal_file.set_apart(path, later)  # killed again
     os.truncate(path, later)
     assert served(path, ("b", "d"), ("c", "d"), ("d", "e")) == [4, 3, 5]
-    journal_file.put_aside(path, mark)  # that checkpoint is damaged: back to the one before
+    journal_file.set_apart(path, mark)  # that checkpoint is damaged: back to the one before
     os.truncate(path, mark)
     assert served(path, ("b", "d"), ("b", "d"), ("c", "d"), ("d", "e")) == [2, 4, 3, 5]
     journal_file.forget_aside(tmp_path)
@@ -198,7 +198,7 @@ def test_what_came_after_the_mark_is_put_aside_and_survives_a_second_and_third_k
 
 def test_scores_are_for_the_tokens_they_were_given_for(tmp_path):
     journal(tmp_path / "rewards.jsonl", record("a"))
-    journal_file.put_aside(tmp_path / "rewards.jsonl", 0)
+    journal_file.set_apart(tmp_path / "rewards.jsonl", 0)
     found = journal_file.read_aside(tmp_path / "rewards.jsonl")
     assert found.find(RolloutId(0, "train", 0, "a", 0), "other") is None
     assert found.find(RolloutId(0, "train", 0, "a", 0, 1), "d") is None
@@ -209,10 +209,10 @@ def test_failures_are_kept_beside_scores_and_dropped_where_there_is_no_score(tmp
     path = tmp_path / "rewards.jsonl"
     start = journal(path, record("a"))
     journal(path, record("b", scored=False), record("c", scored=False))
-    journal_file.put_aside(path, 0)
+    journal_file.set_apart(path, 0)
     assert len(journal_file.read_aside(path)) == 3
     journal_file.forget_aside(tmp_path)
-    journal_file.put_aside(path, start)
+    journal_file.set_apart(path, start)
     assert not journal_file.aside(path).exists()
 
 
@@ -223,7 +223,7 @@ def test_a_line_that_is_no_record_is_refused(tmp_path, line):
     with open(path, "a") as file:
         file.write(line + "\n")
     with pytest.raises(ValueError, match="rewards.jsonl: record 2 of those to be read is no record of a score"):
-        journal_file.put_aside(path, 0)
+        journal_file.set_apart(path, 0)
     assert not journal_file.aside(path).exists()
 
 

@@ -11,9 +11,9 @@ import pytest
 import rich.console
 
 from jaxrl_post.commands import report, watch
+from jaxrl_post.runs.run_logs import opened
 from jaxrl_post.telemetry import screen
 from jaxrl_post.telemetry.page import document
-from jaxrl_post.telemetry.page.run_files import opened
 
 
 def drawn(run, *, now: float = 0.0) -> str:
@@ -23,9 +23,11 @@ def drawn(run, *, now: float = 0.0) -> str:
 
 
 def test_a_sparkline_by_hand():
-    assert screen.sparkline([0, 7, 14], 10) == "▁▅█  0 to 14"  # half of 7 levels, rounded to the even one
-    assert screen.sparkline([0, 2, 4, 6], 2) == "▁█  1 to 5"
-    assert screen.sparkline([3.0], 5) == "▁  3 to 3"
+    assert screen.sparkline([0, 7, 14], 0, 14) == "▁▅█"  # half of 7 levels, rounded to the even one
+    assert screen.sparkline([0, 1, 2, 3, 4, 5, 6, 7], 0, 7) == "▁▂▃▄▅▆▇█"
+    assert screen.sparkline([2.0, 2.0], 2.0, 2.0) == "▁▁"
+    assert screen.averaged([0, 2, 4, 6], 2) == [1, 5] and screen.averaged([0, 7, 14], 10) == [0, 7, 14]
+    assert screen.sparkline(screen.averaged(range(3200), 32), 0, 3199)[::31] == "▁█"
 
 
 def test_runs_that_learn_what_is_written_show_loss_and_no_reward(tmp_path):

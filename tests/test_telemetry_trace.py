@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import plain_rollouts
 import pytest
 from trace_reader import check, tracks
 
+from jaxrl_post.ring.types import Finish, Prompt, Request, RolloutId, Sampling
 from jaxrl_post.telemetry import trace
-from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId, Sampling
 
 
 class Clock:
@@ -37,20 +38,8 @@ def asked(sample, **changed):
 
 
 def answer(sample, start, end, tokens=4, finish=Finish.EOS):
-    zeros = np.zeros(tokens)
-    return Rollout(
-        id=RolloutId(0, "train", 0, "p", sample),
-        prompt=PROMPT,
-        tokens=zeros,
-        sampled=zeros == 0,
-        logprobs=zeros,
-        entropies=zeros,
-        versions=zeros,
-        drafted=zeros,
-        finish=finish,
-        start_clock=start,
-        finish_clock=end,
-    )
+    id = RolloutId(0, "train", 0, "p", sample)
+    return plain_rollouts.rollout(id, PROMPT, np.zeros(tokens), finish=finish, clock=(start, end))
 
 
 def ring(rounds=9, slots=2):

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import made_groups
 import numpy as np
 import pytest
+from gradient_arms import host, same
+from refusals import refused
 
 from jaxrl_post import config
 from jaxrl_post.parallel import mesh as meshes
@@ -21,19 +23,8 @@ GROUPS = made_groups.groups()
 EXACT, SINGLE = 1e-12, 5e-6
 
 
-def host(tree):
-    return jax.tree.map(np.array, jax.device_get(tree))
-
-
 def turn(one, groups=GROUPS):
-    one.prepare(groups)
-    one.accumulate(groups)
-    return {name: float(value) for name, value in one.commit().items()}
-
-
-def same(a, b):
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(x.tobytes() == y.tobytes() for x, y in pairs)
+    return arms.turn(one, groups)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +143,7 @@ def test_a_closed_gate_stops_the_critic_too(shared, monkeypatch):
 def test_groups_in_pieces_are_refused(shared):
     turn(shared)
     shared.prepare(GROUPS[:2])
-    with pytest.raises(ValueError, match="algorithm.adv_estimator='gae' .* the nearest valid scheduler.stream is 0"):
-        shared.prepare(GROUPS[2:])
+    refused("algorithm.adv_estimator='gae' .* the nearest valid scheduler.stream is 0", shared.prepare, GROUPS[2:])
     shared.accumulate(GROUPS[:2])
     shared.commit()
 

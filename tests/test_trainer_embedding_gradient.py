@@ -15,17 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.trainer import embedding_gradient
+from jaxrl_post.trainer import embedding
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 EXACT, SINGLE = 1e-12, 5e-6
 VOCAB, WIDTH = 11, 4
-BOTH = pytest.mark.parametrize("sums", [embedding_gradient.in_pairs, embedding_gradient.in_pieces])
+BOTH = pytest.mark.parametrize("sums", [embedding.in_pairs, embedding.in_pieces])
 
 
 @pytest.fixture(autouse=True)
 def several_pieces(monkeypatch):
-    monkeypatch.setattr(embedding_gradient, "PIECE", 4)
+    monkeypatch.setattr(embedding, "PIECE", 4)
 
 
 @functools.lru_cache
@@ -58,11 +58,11 @@ def test_one_token_alone(sums, count):
 @pytest.mark.parametrize("vocab", [152_064, 262_144, 1_000_003])
 def test_a_key_holds_the_largest_tokens(monkeypatch, vocab):
     """A vocabulary of a million leaves less than a piece of 4,096 tokens to a key of 31 bits."""
-    monkeypatch.setattr(embedding_gradient, "PIECE", 4096)
+    monkeypatch.setattr(embedding, "PIECE", 4096)
     noise = np.random.default_rng(vocab)
     tokens = noise.choice([0, 1, vocab // 2, vocab - 2, vocab - 1], 5000).astype(np.int32)
     slopes = noise.integers(-50, 50, (5000, 1)).astype(np.float32)
-    made = jax.jit(embedding_gradient.in_pieces, static_argnums=2)(tokens, slopes, vocab)
+    made = jax.jit(embedding.in_pieces, static_argnums=2)(tokens, slopes, vocab)
     np.testing.assert_array_equal(made, by_numpy(tokens, slopes, vocab))
 
 
@@ -88,7 +88,7 @@ def test_a_sum_does_not_depend_on_other_tokens(sums):
 def test_a_learner_has_the_gradient_of_xla(monkeypatch, dtype, bound, sizes, sums):
     groups = made_groups.groups()
     plain = arms.gradient(groups, dtype)
-    monkeypatch.setattr(embedding_gradient, "for_platform", lambda mesh: embedding_gradient.in_order(mesh, sums))
+    monkeypatch.setattr(embedding, "for_platform", lambda mesh: embedding.in_order(mesh, sums))
     assert 0 < arms.worst(arms.gradient(groups, dtype, sizes=sizes), plain) <= bound
 
 
@@ -107,9 +107,9 @@ def drops_the_last_token(monkeypatch):
 def test_planted_faults_are_seen(monkeypatch, fault):
     tokens, slopes = jnp.array([3, 1, 3, 0]), jnp.ones((4, WIDTH))
     right = by_numpy(np.asarray(tokens), np.asarray(slopes))
-    np.testing.assert_array_equal(embedding_gradient.in_pairs(tokens, slopes, VOCAB), right)
+    np.testing.assert_array_equal(embedding.in_pairs(tokens, slopes, VOCAB), right)
     fault(monkeypatch)
-    assert not np.array_equal(embedding_gradient.in_pairs(tokens, slopes, VOCAB), right)
+    assert not np.array_equal(embedding.in_pairs(tokens, slopes, VOCAB), right)
 
 
 @pytest.mark.parametrize(
@@ -117,22 +117,22 @@ def test_planted_faults_are_seen(monkeypatch, fault):
     [
         ("cpu", 2, None),
         ("tpu", 1, None),
-        ("tpu", 2, embedding_gradient.in_pieces),
-        ("gpu", 1, embedding_gradient.in_pairs),
-        ("cuda", 2, embedding_gradient.in_pairs),
+        ("tpu", 2, embedding.in_pieces),
+        ("gpu", 1, embedding.in_pairs),
+        ("cuda", 2, embedding.in_pairs),
     ],
 )
 def test_each_platform_has_its_sums(monkeypatch, platform, count, sums):
     devices = np.array([types.SimpleNamespace(platform=platform)] * count, object)
     mesh = types.SimpleNamespace(devices=devices, size=count)
-    monkeypatch.setattr(embedding_gradient, "in_order", lambda _, sums: sums)
-    assert embedding_gradient.for_platform(mesh) is sums
+    monkeypatch.setattr(embedding, "in_order", lambda _, sums: sums)
+    assert embedding.for_platform(mesh) is sums
 
 
 @BOTH
 def test_rows_are_those_of_the_table(sums):
     table = jnp.arange(VOCAB * WIDTH, dtype=jnp.float32).reshape(VOCAB, WIDTH) / 3
-    rows = embedding_gradient.in_order(meshes.make_mesh(), sums)
+    rows = embedding.in_order(meshes.make_mesh(), sums)
     found = jax.jit(rows, static_argnums=2)(table, jnp.array([4, 0, 4]), jnp.dtype(jnp.bfloat16))
     assert found.dtype == jnp.bfloat16
     np.testing.assert_array_equal(found, table[jnp.array([4, 0, 4])].astype(jnp.bfloat16))

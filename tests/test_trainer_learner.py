@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import made_groups
 import numpy as np
 import pytest
+from gradient_arms import host, same
+from refusals import refused
 
 from jaxrl_post import config
 from jaxrl_post.algorithms import advantages
 from jaxrl_post.parallel import mesh
 from jaxrl_post.trainer import optimizer as optimizers
-from jaxrl_post.trainer.learner import Learner
+from jaxrl_post.trainer.learner import Learner, LearnerSettings
 from jaxrl_post.trainer.update_gate import Gate
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -35,13 +37,7 @@ def shared():
 
 
 def turn(one, groups=GROUPS):
-    one.prepare(groups)
-    one.accumulate(groups)
-    return {name: float(value) for name, value in one.commit().items()}
-
-
-def host(tree):
-    return jax.tree.map(np.array, jax.device_get(tree))
+    return arms.turn(one, groups)
 
 
 def test_commit_is_adam_on_the_divided_gradient(shared):
@@ -117,25 +113,18 @@ def test_nan_is_skipped_counted_and_leaves_every_bit(shared):
     shared.accumulate(GROUPS)
     metrics = shared.commit()
     assert float(metrics["training/skipped_updates"]) == 1 and not np.isfinite(float(metrics["actor/grad_norm"]))
-    after = host((shared.params, shared.state.opt_state))
-    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-        assert a.tobytes() == b.tobytes()
+    assert same(before, host((shared.params, shared.state.opt_state)))
     assert shared.step == step + 1 == int(shared.state.step)
     metrics = turn(shared)  # and the next one is sound again
     assert metrics["training/skipped_updates"] == 0 and np.isfinite(metrics["actor/grad_norm"])
-    now = host(shared.params)
-    assert any(
-        a.tobytes() != b.tobytes() for a, b in zip(jax.tree.leaves(before[0]), jax.tree.leaves(now), strict=True)
-    )
+    assert not same(before[0], host(shared.params))
 
 
 def test_a_commit_of_nothing_is_skipped_too(shared):
     before = host(shared.params)
     metrics = shared.commit()
     assert float(metrics["training/skipped_updates"]) == 1 and float(metrics["actor/grad_norm"]) == 0
-    assert all(
-        np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(host(shared.params)), strict=True)
-    )
+    assert same(before, host(shared.params))
 
 
 def test_a_closed_gate_leaves_every_bit_and_empties_the_sums(shared, monkeypatch):
@@ -147,17 +136,14 @@ def test_a_closed_gate_leaves_every_bit_and_empties_the_sums(shared, monkeypatch
     before, step = host((shared.params, shared.state.opt_state)), shared.step
     metrics = turn(shared)
     assert metrics["training/gated_updates"] == 1 and metrics["actor/grad_norm"] == 0
-    after = host((shared.params, shared.state.opt_state))
-    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-        assert a.tobytes() == b.tobytes()
+    assert same(before, host((shared.params, shared.state.opt_state)))
     assert shared.step == step + 1
 
 
 def test_what_was_not_prepared_in_this_round_is_refused(shared):
     turn(shared)
     shared.prepare(GROUPS[1:])  # fresh after a commit: another round
-    with pytest.raises(ValueError, match=r"rollout \(0, 'train', 0, 'p0', 0, 0\) was not prepared in this round"):
-        shared.accumulate(GROUPS[:1])
+    refused(r"rollout \(0, 'train', 0, 'p0', 0, 0\) was not prepared in this round", shared.accumulate, GROUPS[:1])
     shared.prepare(GROUPS[:1])  # fresh before the commit: the same round
     shared.accumulate(GROUPS)
     shared.commit()
@@ -256,8 +242,7 @@ def test_penalties_are_in_the_rewards_reported_and_in_the_advantages():
 
 
 def test_a_sequence_longer_than_a_row_is_refused(shared):
-    with pytest.raises(ValueError, match="batch.tokens=48 cannot hold"):
-        shared.prepare(made_groups.groups(1, 2, longest=60, seed=3))
+    refused("batch.tokens=48 cannot hold", shared.prepare, made_groups.groups(1, 2, longest=60, seed=3))
 
 
 def test_nothing_is_compiled_after_compile(shared, caplog):
@@ -277,10 +262,7 @@ def test_learning_rate_zero_leaves_every_bit_even_with_decay():
     before = host(one.params)
     for _ in range(2):
         turn(one)
-    assert all(
-        a.tobytes() == b.tobytes()
-        for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(host(one.params)), strict=True)
-    )
+    assert same(before, host(one.params))
     assert one.step == 2
 
 
@@ -321,13 +303,15 @@ def test_bfloat16_compute_keeps_float32_masters_and_a_close_gradient():
             made_groups.MODEL,
             made_groups.weights(),
             mesh.make_mesh(),
-            algorithm=PLAIN,
-            optimizer=config.OptimizerConfig(),
-            batch=config.BatchConfig(rows=4, tokens=48),
-            temperature=0.8,
-            steps=10,
-            max_tokens=24,
-            compute_dtype="bfloat16",
+            LearnerSettings(
+                algorithm=PLAIN,
+                optimizer=config.OptimizerConfig(),
+                batch=config.BatchConfig(rows=4, tokens=48),
+                temperature=0.8,
+                steps=10,
+                max_tokens=24,
+                compute_dtype="bfloat16",
+            ),
         ),
     )
     grads = []
@@ -352,5 +336,4 @@ def test_bfloat16_compute_keeps_float32_masters_and_a_close_gradient():
     ],
 )
 def test_refusals(more, message):
-    with pytest.raises(ValueError, match=message):
-        learner(**more)
+    refused(message, learner, **more)

@@ -7,6 +7,7 @@ import jax
 import made_groups
 import numpy as np
 import pytest
+from refusals import refused
 
 from jaxrl_post import config
 from jaxrl_post.launch.compile_guard import CompileGuard
@@ -126,14 +127,14 @@ def test_the_weights_after_steps_are_those_of_the_learner_alone(shared, scan):
 @pytest.mark.extended
 def test_a_planted_stale_copy_is_found(monkeypatch):
     """A guest that keeps the weights which it got first."""
-    real = lent_devices.Guest.joined
+    real = lent_devices.LentDevices.joined
 
     def keeps(self, sums):
         kept, out = self._policy, real(self, sums)
         self._policy, self._sums = kept, self._programs["zeros"]() if kept else None
         return out
 
-    monkeypatch.setattr(lent_devices.Guest, "joined", keeps)
+    monkeypatch.setattr(lent_devices.LentDevices, "joined", keeps)
     with arms.precision(np.float64):
         one, two = learner(), alone()
         for each, lend in ((one, True), (two, False)):
@@ -147,7 +148,7 @@ def test_a_planted_stale_copy_is_found(monkeypatch):
 def test_micro_batches_go_where_they_make_the_lesser_share():
     """Two devices of its own and four lent: by hand, of seven the second and the fifth stay, ties being the learner's."""
     own, lent = mesh.make_split(2, 1, 1, 4)
-    lent = lent_devices.Guest(lent, made_groups.MODEL, host=own)
+    lent = lent_devices.LentDevices(lent, made_groups.MODEL, host=own)
     assert [lent.takes() for _ in range(3)] == [False] * 3  # nothing is here
     lent.borrow()
     assert [lent.takes() for _ in range(7)] == [True, False, True, True, False, True, True]
@@ -180,14 +181,14 @@ def test_devices_that_are_given_back_hold_nothing_and_the_learner_all(fsdp, shar
     assert more * weights <= bytes_on(devices) - before <= more * weights + rest + 1000
     one.give_back()
     assert before <= bytes_on(devices) <= before + rest + 1000
-    one._old._unread, one._guest.newest, one._newest = [], None, None  # those log-probs
+    one._old._unread, one._lent_devices.newest, one._newest = [], None, None  # those log-probs
     assert bytes_on(devices) == before
     jax.block_until_ready(
         jax.tree.map(lambda leaf: leaf + 0, (one.params, one._sums))
     )  # nothing of the learner's went with them
     went = one._lent_batches
     one.accumulate(GROUPS)
-    assert one._lent_batches == went > 0 and one._guest.newest is None  # nothing goes there any more
+    assert one._lent_batches == went > 0 and one._lent_devices.newest is None  # nothing goes there any more
 
 
 @pytest.mark.extended
@@ -204,5 +205,4 @@ def test_nothing_is_compiled_while_they_come_and_go():
 
 def test_rows_that_the_lent_devices_cannot_divide_are_refused():
     _, lent = meshes_of(False)
-    with pytest.raises(ValueError, match="batch.rows=3 must be a multiple of mesh.data.mesh.fsdp=2"):
-        arms.learner(np.float32, rows=3, lent=lent)
+    refused("batch.rows=3 must be a multiple of mesh.data.mesh.fsdp=2", arms.learner, np.float32, rows=3, lent=lent)

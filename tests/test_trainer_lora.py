@@ -13,7 +13,7 @@ import pytest
 
 from jaxrl_post import config
 from jaxrl_post.models import lora
-from jaxrl_post.trainer.learner import Learner
+from jaxrl_post.trainer.learner import Learner, LearnerSettings
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 EXACT, SINGLE = 1e-12, 5e-6
@@ -89,13 +89,15 @@ def test_a_base_in_place_is_not_copied(stepped):
         one._recipe.model,
         one.params.base,
         one._mesh,
+        LearnerSettings(
+            algorithm=config.AlgorithmConfig(),
+            optimizer=config.OptimizerConfig(),
+            batch=one._batch,
+            temperature=1.0,
+            steps=1,
+            max_tokens=arms.MAX_TOKENS,
+        ),
         adapter=one.params.adapter,
-        algorithm=config.AlgorithmConfig(),
-        optimizer=config.OptimizerConfig(),
-        batch=one._batch,
-        temperature=1.0,
-        steps=1,
-        max_tokens=arms.MAX_TOKENS,
     )
     pairs = zip(jax.tree.leaves(one.params.base), jax.tree.leaves(other.params.base), strict=True)
     assert all(mine is theirs for mine, theirs in pairs)

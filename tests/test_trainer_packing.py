@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from jaxrl_post.algorithms.credit import Credit
+from jaxrl_post.ring.types import Finish, Group, Prompt
 from jaxrl_post.trainer import packing
-from jaxrl_post.types import Finish, Group, Prompt
 
 
 def credits(groups, values, weight=1.0, count=1, correction=None):
@@ -56,25 +57,23 @@ def test_by_hand():
     groups = tiny()
     old = {r.id: np.arange(len(r)) + 10.0 * n for n, r in enumerate(r for g in groups for r in g.rollouts)}
     worth = credits(groups, [[0.5, -0.5], [7.0, 2.0]], weight=0.25, count=3)
-    batches, places = packing.pack(groups, worth, rows=2, tokens=8, old_logprobs=old)
+    batches, places = packing.pack(groups, worth, rows=2, tokens=8, given={"old_logprobs": old})
     assert len(batches) == 1
     b = batches[0]
     np.testing.assert_array_equal(b.tokens, [[10, 11, 1, 2, 3, 10, 11, 4], [20, 5, 6, 20, 7, 8, 0, 0]])
     np.testing.assert_array_equal(b.positions, [[0, 1, 2, 3, 4, 0, 1, 2], [0, 1, 2, 0, 1, 2, 0, 0]])
     np.testing.assert_array_equal(b.segment_ids, [[1, 1, 1, 1, 1, 2, 2, 2], [1, 1, 1, 2, 2, 2, 0, 0]])
-    np.testing.assert_array_equal(b.group_ids, [[0] * 8, [1] * 6 + [-1] * 2])
     np.testing.assert_array_equal(b.loss_mask, np.array([[0, 0, 1, 0, 1, 0, 0, 1], [0, 0, 0, 0, 1, 1, 0, 0]], bool))
     np.testing.assert_array_equal(b.advantages, [[0, 0, 0.5, 0, 0.5, 0, 0, -0.5], [0, 0, 0, 0, 2, 2, 0, 0]])
     np.testing.assert_array_equal(b.loss_weights, 0.25 * b.loss_mask)
     np.testing.assert_array_equal(b.loss_counts, [[0, 0, 3, 0, 0, 0, 0, 3], [0, 0, 0, 0, 3, 0, 0, 0]])
-    np.testing.assert_array_equal(b.versions, [[-1, -1, 4, -1, 4, -1, -1, 5], [-1, 5, 5, -1, 5, 5, -1, -1]])
     np.testing.assert_allclose(
         b.rollout_logprobs, [[0, 0, -0.1, 0, -0.3, 0, 0, -0.4], [0, -0.5, -0.6, 0, -0.7, -0.8, 0, 0]]
     )
     np.testing.assert_array_equal(b.old_logprobs, [[0, 0, 0, 0, 2, 0, 0, 10], [0, 20, 21, 0, 30, 31, 0, 0]])
     assert b.ref_logprobs is None and b.returns is None and b.values is None and b.corrections is None
     assert [tuple(p[1:]) for p in places] == [(0, 0, 2, 3), (0, 0, 7, 1), (0, 1, 1, 2), (0, 1, 4, 2)]
-    assert packing.answers([b.tokens], places)[places[0].rollout_id].tolist() == [1, 2, 3]
+    assert packing.per_rollout([b.tokens], places)[places[0].rollout_id].tolist() == [1, 2, 3]
 
 
 @given(lengths=st.lists(st.integers(1, 16), max_size=40))
@@ -96,7 +95,7 @@ def test_every_token_lands_once_and_comes_back(seed, rows, tokens):
     batches, places = packing.pack(groups, credits(groups, advantages), rows=rows, tokens=tokens)
     assert all(leaf.shape == (rows, tokens) for b in batches for leaf in (b.tokens, b.loss_mask, b.advantages))
     back = {
-        name: packing.answers([getattr(b, name) for b in batches], places)
+        name: packing.per_rollout([getattr(b, name) for b in batches], places)
         for name in ("tokens", "loss_mask", "advantages", "rollout_logprobs", "positions", "segment_ids")
     }
     for g, group in enumerate(groups):
@@ -139,8 +138,7 @@ def test_unfinished_rollouts_are_refused(finish):
     prompt = Prompt(id="a", tokens=[1])
     rollout = made_groups.rollout(prompt, 0, [1], finish=finish)
     group = Group(prompt=prompt, rollouts=(rollout,), rewards=[0], scored=[True])
-    with pytest.raises(ValueError, match=f"is {finish.name}; only finished ones"):
-        packing.pack([group], None, rows=1, tokens=4)
+    refused(f"is {finish.name}; only finished ones", packing.pack, [group], None, rows=1, tokens=4)
 
 
 def test_no_groups_no_batches():
@@ -155,7 +153,7 @@ def test_without_credits_nothing_is_marked_and_corrections_lie_at_their_tokens()
     worth = {
         name: dataclasses.replace(own, correction=np.arange(own.advantages.size) + 5.0) for name, own in worth.items()
     }
-    b = packing.pack(groups, worth, rows=2, tokens=8, corrected=True)[0][0]
+    b = packing.pack(groups, worth, rows=2, tokens=8, leaves=["corrections"])[0][0]
     np.testing.assert_array_equal(b.corrections, [[0, 0, 5, 0, 7, 0, 0, 5], [0, 0, 0, 0, 5, 6, 0, 0]])
-    blank = packing.blank(2, 8, np.float32, old=False, reference=False, corrected=True)
+    blank = packing.blank(2, 8, np.float32, ["corrections"])
     assert blank.corrections.shape == (2, 8) and blank.old_logprobs is None

@@ -10,8 +10,8 @@ import pytest
 from toy_ring import SAMPLING, ToyPrompts
 
 from jaxrl_post.algorithms import credit, preferences
-from jaxrl_post.engine.preferences import Preferences
-from jaxrl_post.types import Request, RolloutId
+from jaxrl_post.engine.demonstrations import Preferences
+from jaxrl_post.ring.types import Request, RolloutId
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -33,6 +33,16 @@ def recipe(method, **changes):
     return config.AlgorithmConfig(**(terms | changes))
 
 
+def versions(groups, places, index, batch):
+    """The version of every token of a batch, -1 where nothing was sampled."""
+    out = np.full(batch.tokens.shape, -1)
+    for place, rollout in zip(places, [rollout for group in groups for rollout in group.rollouts], strict=True):
+        if place.batch == index:
+            tail = slice(place.start, place.start + place.length)
+            out[place.row, tail] = np.where(rollout.sampled, rollout.versions, -1)
+    return out
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize(
     "method, changes",
@@ -46,11 +56,11 @@ def test_gradient_against_the_formulas(method, changes):
         one.prepare(groups)
         one.accumulate(groups)
         got = jax.device_get(one.gradient())
-        batches, _ = one._packed(groups)
+        batches, places = one._packed(groups)
         sums = None
-        for batch in batches:
+        for index, batch in enumerate(batches):
             logps = np.asarray(programs.score(one.params, one._put(batch), one._recipe)[0])
-            mu, age = batch.rollout_logprobs, STEP - batch.versions.astype(float)
+            mu, age = batch.rollout_logprobs, STEP - versions(groups, places, index, batch).astype(float)
             near = (
                 np.where(age == 0, 1.0, 1.0 - 1.0 / np.maximum(age, 1.0))
                 if method == "loglinear"
@@ -62,8 +72,8 @@ def test_gradient_against_the_formulas(method, changes):
                 batch, old_logprobs=old, prox_weights=None, corrections=np.where(batch.loss_mask, weights, 0.0)
             )
             own = dataclasses.replace(one._recipe, algorithm=recipe("recompute", rollout_is="token"))
-            grads, (count, *_) = jax.grad(programs.numerator, has_aux=True)(one.params, one._put(plain), own)
-            found = (jax.device_get(grads), int(count))
+            grads, (counted, _) = jax.grad(programs.numerator, has_aux=True)(one.params, one._put(plain), own)
+            found = (jax.device_get(grads), int(counted.count))
             sums = found if sums is None else (jax.tree.map(np.add, sums[0], found[0]), sums[1] + found[1])
         want = jax.tree.map(lambda leaf: leaf / sums[1], sums[0])
         assert arms.worst(got, want) <= 1e-12 and max(np.abs(leaf).max() for leaf in jax.tree.leaves(got)) > 0

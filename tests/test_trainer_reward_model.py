@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import reward_model_arms as pairs
 
-from jaxrl_post.algorithms import credit, reward_model
-from jaxrl_post.launch import reward_start
+from jaxrl_post.algorithms import credit, preferences
+from jaxrl_post.launch.parts import second_models
 from jaxrl_post.parallel import mesh
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -32,8 +32,8 @@ def test_slopes_are_those_of_differences():
     step = 1e-5
     for rewards in ([0.0, 0.0], [2.0, -1.0], [-30.0, 40.0], [400.0, -900.0]):
         for margin, center in ((0.0, 0.0), (1.5, 0.2)):
-            of = lambda r: reward_model.bradley_terry(r, margin, center)[0]  # noqa: B023, E731
-            _, slopes = reward_model.bradley_terry(np.array(rewards), margin, center)
+            of = lambda r: preferences.bradley_terry(r, margin, center)[0]  # noqa: B023, E731
+            _, slopes = preferences.bradley_terry(np.array(rewards), margin, center)
             moved = [(of(np.array(rewards) + d) - of(np.array(rewards) - d)) / (2 * step) for d in step * np.eye(2)]
             np.testing.assert_allclose(slopes, moved, rtol=1e-4, atol=1e-8)
 
@@ -79,8 +79,8 @@ def test_a_new_head_is_zero_and_the_decoder_is_the_policys(tied):
 
     home = mesh.replicated(mesh.make_mesh(1, 1, 1))
     shardings = jax.tree.map(lambda _: home, made_groups.weights(0, np.float32, model))
-    found = reward_start.started(policy, model, load)(shardings)
+    found = second_models.with_score_head(policy, model, load)(shardings)
     assert asked.keys() == own.keys() and found.keys() == shardings.keys()
     assert found["score"].shape == (16, 1) and not np.any(found["score"])
     np.testing.assert_array_equal(found["embed"], own["embed"])
-    assert reward_start.started(model, model, load) is load
+    assert second_models.with_score_head(model, model, load) is load

@@ -37,30 +37,7 @@ def learner(given=None):
 @pytest.mark.parametrize("mode", arms.MODES)
 def test_the_sum_is_that_of_the_plain_formula(mode):
     """The policy is that of the round's start; the other side packs nothing and sums nothing."""
-    a = arms.algorithm(mode)
-    values = [advantages.grpo(g.rewards, g.scored, np.array([len(r) for r in g.rollouts])) for g in GROUPS]
-    with arms.precision(np.float64):
-        policy, reference = (
-            jax.tree.map(jax.numpy.asarray, tree)
-            for tree in (made_groups.weights(0, np.float64), made_groups.moved(made_groups.weights(0, np.float64), 2))
-        )
-        plain = jax.device_get(
-            made_groups.plain_gradient(
-                policy,
-                made_groups.MODEL,
-                GROUPS,
-                values,
-                policy,
-                reference,
-                mode=mode,
-                low=a.clip_ratio_low,
-                high=a.clip_ratio_high,
-                kl_coef=a.kl_loss_coef,
-                entropy_coef=a.entropy_coef,
-                max_tokens=arms.MAX_TOKENS,
-                temperature=0.8,
-            )
-        )
+    plain = arms.plain_gradient(GROUPS, np.float64, mode=mode, at_start=True)
     one = arms.again(learner(), np.float64, loss_agg_mode=mode)
     assert arms.worst(streamed(one=one)[0], plain) <= EXACT
 

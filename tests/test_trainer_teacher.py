@@ -8,6 +8,7 @@ import jax
 import made_groups
 import numpy as np
 import pytest
+from refusals import refused
 
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer.teacher import Teacher
@@ -101,5 +102,4 @@ def test_without_a_teacher_the_learner_is_refused():
 
 def test_a_mesh_that_does_not_divide_the_teacher_is_refused():
     odd = dataclasses.replace(distill.MODEL, heads=3, kv_heads=3)
-    with pytest.raises(ValueError, match="mesh"):
-        Teacher(odd, made_groups.weights(0, np.float32, odd), meshes.make_mesh(1, 1, 2))
+    refused("mesh", Teacher, odd, made_groups.weights(0, np.float32, odd), meshes.make_mesh(1, 1, 2))

@@ -7,7 +7,7 @@ import made_groups
 import numpy as np
 import pytest
 
-from jaxrl_post.types import Group, Part, Prompt, Request, Rollout, RolloutId, Sampling
+from jaxrl_post.ring.types import Group, Part, Prompt, Request, Rollout, RolloutId, Sampling
 
 PROMPT = Prompt(id="p", tokens=[1, 2])
 ID = RolloutId(7, "train", 1, "p", 3, 2)

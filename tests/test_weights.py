@@ -41,13 +41,18 @@ def test_a_tree_is_weighed_by_place_and_room(tmp_path):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "demo.py").write_text("x = 1\n")
     (tmp_path / "jaxrl_post" / "untracked.py").write_text(SOURCE)
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "faults.txt").write_text("a = 1\nb = 2\n")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    subprocess.run(["git", "add", "jaxrl_post/__init__.py", "jaxrl_post/main.py", "configs"], cwd=tmp_path, check=True)
+    subprocess.run(
+        ["git", "add", "jaxrl_post/__init__.py", "jaxrl_post/main.py", "configs", "scripts"], cwd=tmp_path, check=True
+    )
     assert weights.weigh(tmp_path) == {
         "elsewhere": (1, 1, 1),
         "product": (2, 12, 6),
         "room.__init__": (1, 0, 0),
         "room.main": (1, 12, 6),
+        "scripts": (1, 2, 0),
     }
 
 

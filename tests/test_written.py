@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from jaxrl_post import written
+from jaxrl_post.ring import written
 
 FULL = "/dev/full"
 

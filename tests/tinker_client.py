@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxrl_post.launch import saved_policy
+from jaxrl_post.launch.parts import saved_policy
 from jaxrl_post.serve.tinker.server import Server
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,11 +6,23 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import plain_rollouts
 
-from jaxrl_post.telemetry.events import Ring
-from jaxrl_post.types import Capacity, Finish, Prompt, Rollout, Sampling
+from jaxrl_post.config import SchedulerConfig
+from jaxrl_post.ring.events import Ring
+from jaxrl_post.ring.types import Capacity, Prompt, Sampling
+from jaxrl_post.scheduler.placement.placement import LeastLoaded
 
 SAMPLING = Sampling(temperature=1.0, eos_ids=(0,))
+OPTIONS = {field.name for field in dataclasses.fields(SchedulerConfig)} - {"placement"}
+
+
+def scheduler_of(kind, order, *, replicas=1, **changed):
+    """A scheduler of a small run. `changed`: options of the scheduler, and arguments of Ledger."""
+    given = dict(run_seed=7, steps=3, sampling=SAMPLING, max_tokens=24, placement=None) | changed
+    given["placement"] = given["placement"] or LeastLoaded(replicas)
+    options = {name: given.pop(name) for name in OPTIONS & given.keys()}
+    return kind(order, SchedulerConfig(**options), **given)
 
 
 class ToyPrompts:
@@ -76,18 +88,8 @@ class ToyEngine:
         if request.sampling.temperature == 0:
             tokens = np.arange(1, n + 1)
         zeros = np.zeros(n)
-        return Rollout(
-            id=request.rollout_id,
-            prompt=request.prompt,
-            tokens=tokens,
-            sampled=zeros == 0,
-            logprobs=zeros,
-            entropies=zeros,
-            versions=zeros + self.version,
-            drafted=zeros,
-            finish=Finish.EOS,
-            start_clock=0,
-            finish_clock=self.clock,
+        return plain_rollouts.rollout(
+            request.rollout_id, request.prompt, tokens, clock=(0, self.clock), versions=zeros + self.version
         )
 
     def swap(self, params, version):

@@ -8,29 +8,26 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from models.twin import LoggedRewards, LoggedTexts, RowTwin, lives
 
 from jaxrl_post import config as configs
-from jaxrl_post import evaluation as evaluate
-from jaxrl_post import loop
 from jaxrl_post.engine import step_cost as costs
 from jaxrl_post.engine.host import dispatch_log
-from jaxrl_post.engine.host.row_host import HostSettings, RowHost
-from jaxrl_post.engine.host.wire import Sizes
+from jaxrl_post.engine.host.row_host import RowHost
 from jaxrl_post.engine.speculation.speculation import Drafting
-from jaxrl_post.history import History
-from jaxrl_post.launch import build, inputs
+from jaxrl_post.launch.parts import build, inputs
+from jaxrl_post.launch.parts import evaluation as evaluate
 from jaxrl_post.models import decoder
+from jaxrl_post.ring import loop
+from jaxrl_post.ring.events import Ring
+from jaxrl_post.ring.history import History
+from jaxrl_post.ring.types import PER_TOKEN, Finish
+from jaxrl_post.runs import metric_rows
+from jaxrl_post.runs.rollout_log import read
 from jaxrl_post.scheduler import registry
 from jaxrl_post.scheduler.decision_log import Recorder
-from jaxrl_post.sim.learner import SimLearner
-from jaxrl_post.sim.rewards import SimRewards
-from jaxrl_post.sim.twin import RowTwin
-from jaxrl_post.sim.twin_inputs import LoggedAnswers, LoggedRewards, lives
-from jaxrl_post.simulate import publish
-from jaxrl_post.telemetry import metrics
-from jaxrl_post.telemetry.events import Ring
-from jaxrl_post.telemetry.rollout_log import read
-from jaxrl_post.types import PER_TOKEN, Finish
+from jaxrl_post.simulate.learner import SimLearner, SimRewards
+from jaxrl_post.simulate.simulation import publish
 
 
 @dataclasses.dataclass
@@ -45,7 +42,7 @@ class Run:
         return (self.place / f"{log}.jsonl").read_text().splitlines()
 
     def total(self, name: str) -> float:
-        return sum(row.get(name, 0.0) for row in metrics.read(self.place / "metrics.jsonl"))
+        return sum(row.get(name, 0.0) for row in metric_rows.read(self.place / "metrics.jsonl"))
 
     def played(self, longer: bool = False) -> tuple[list[str], list[str]]:
         """The lines of decisions and of dispatches of its twin. `longer`: with one token more in one answer that ended by
@@ -60,7 +57,7 @@ class Run:
         ended = lives(logged)
         if longer:
             train = [_longer(train[0], ended), *train[1:]]
-        answers = LoggedAnswers(
+        answers = LoggedTexts(
             train,
             ended,
             evaluations,
@@ -90,9 +87,8 @@ class Run:
     def _twin(self, config, start, answers):
         c, derived = config.engine, json.loads((self.place / "config.json").read_text())["derived"]
         sizes = build.engine_sizes(config, build.layouts(config)[0])
-        row_sizes, dtype = sizes.pop("row_sizes"), sizes.pop("dtype")
         parameters = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(start.model)))
-        cost = start.cost or costs.analytic(derived["device"], parameters, dtype.itemsize, row_sizes)
+        cost = start.cost or costs.analytic(derived["device"], parameters, sizes.dtype.itemsize, sizes.row_sizes)
         if cost.digest != derived["cost_table"]["digest"]:
             raise ValueError(
                 f"the run chose row sizes by cost table {derived['cost_table']}, the twin would by {cost.digest}"
@@ -105,12 +101,9 @@ class Run:
             clones=config.speculation.clones,
         )
         drafted = [dispatch for dispatch in map(dispatch_log.read, self.lines("dispatches")) if dispatch.drafts]
-        settings = HostSettings(
-            row_sizes=derived["row_sizes"], refill_slots=c.refill_slots, cost=cost, vocab_size=start.model.vocab_size
-        )
-        sizes = Sizes.of(config.replicas, **sizes)
+        sizes = dataclasses.replace(sizes, row_sizes=derived["row_sizes"])
         twin = RowTwin(answers, sizes, drafted=drafted, classes=drafting.drafter.classes)
-        return RowHost(twin, sizes, settings, drafting=drafting)
+        return RowHost(twin, sizes, cost=cost, vocab_size=start.model.vocab_size, drafting=drafting)
 
 
 class Boundaries:

@@ -1,6 +1,7 @@
 """What a tree weighs: lines and statements by folder, and what its form costs a reader. Nothing here imports the project.
 
-A statement is a node of ast.stmt that is no docstring. Lines are those of files that git tracks.
+A statement is a node of ast.stmt that is no docstring. Lines are those of files that git tracks: Python, and the tables,
+templates and C sources that Python may be moved into.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import house
 
 PLACES = {"product": ("jaxrl_post", "kernels"), "scripts": ("scripts",), "tests": ("tests",)}  # the rest is "elsewhere"
+WEIGHED = ("*.py", "*.txt", "*.c", "*.j2")
 FOLDER_FILES = 25  # Python files in one folder of the product
 PARAMETERS = 12  # of a public function
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -22,7 +24,7 @@ BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 class Weight(NamedTuple):
-    """Of some Python files."""
+    """Of some files."""
 
     files: int = 0
     lines: int = 0
@@ -31,11 +33,12 @@ class Weight(NamedTuple):
 
 def weigh(root: Path) -> dict[str, Weight]:
     """Returns the weight of each place, and of each room of the package as `room.NAME`."""
-    done = subprocess.run(["git", "ls-files", "-z", "*.py"], cwd=root, text=True, capture_output=True, check=True)
+    done = subprocess.run(["git", "ls-files", "-z", *WEIGHED], cwd=root, text=True, capture_output=True, check=True)
     out: dict[str, Weight] = {}
     for path in filter(None, done.stdout.split("\0")):
         text = (root / path).read_text()
-        own = Weight(1, len(text.splitlines()), statements(ast.parse(text, path)))
+        count = statements(ast.parse(text, path)) if path.endswith(".py") else 0
+        own = Weight(1, len(text.splitlines()), count)
         parts = Path(path).parts
         place = next((name for name, folders in PLACES.items() if parts[0] in folders), "elsewhere")
         names = [place]

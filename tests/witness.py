@@ -9,8 +9,8 @@ from collections import Counter
 
 import numpy as np
 
-from jaxrl_post.checkpoint import host_state
-from jaxrl_post.types import Finish, Part, RolloutId, Stop
+from jaxrl_post.ring.types import Finish, Part, RolloutId, Stop
+from jaxrl_post.runs.checkpoint import host_state
 
 _SHELF = []  # of Wandering
 

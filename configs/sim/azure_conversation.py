@@ -9,7 +9,7 @@ Command: python -m jaxrl_post.simulate --config=configs/sim/azure_conversation.p
 import os
 from pathlib import Path
 
-from jaxrl_post.sim.settings import default
+from jaxrl_post.simulate.settings import default
 
 DATA = Path(os.environ.get("JAXRL_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 

@@ -9,7 +9,7 @@ Command: python -m jaxrl_post.simulate --config=configs/sim/judge_14b.py
 Expected: the seconds of each stage; no number of the paper is matched.
 """
 
-from jaxrl_post.sim.settings import default
+from jaxrl_post.simulate.settings import default
 
 
 def get_config():

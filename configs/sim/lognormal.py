@@ -5,7 +5,7 @@ The figures are those of Qwen3-8B (Applied Compute, July 2026). Half of the loga
 Command: python -m jaxrl_post.simulate --config=configs/sim/lognormal.py
 """
 
-from jaxrl_post.sim.settings import default
+from jaxrl_post.simulate.settings import default
 
 
 def get_config():

@@ -5,9 +5,9 @@ Training takes 6 operations a weight and token, at 40 % of the peak. In the spli
 Command: python -m jaxrl_post.simulate --config=configs/sim/pipeline_8k.py
 """
 
-from jaxrl_post.sim.settings import default
+from jaxrl_post.simulate.settings import default
 
-# Why 10: the larger share of what where-it-wins tries. The learner is the slower side: 26.3 s a step here, and 24.0 s with 5.
+# Why 10: the learner is the slower side: 26.3 s a step here, and 24.0 s with 5.
 DEVICES, GENERATORS = 16, 10
 TOKEN_S = 6 * 7.62e9 / (0.4 * 9.9e14)  # seconds that one device trains for one token
 
@@ -20,7 +20,7 @@ def get_config():
     c.cluster.replicas, c.cluster.slots = DEVICES, 192
     c.learner.token_s = TOKEN_S / DEVICES
     c.scheduler.prompts, c.scheduler.group_size = 128, 8
-    # Why 4: where-it-wins has the same bound, which modes.json finds harmless.
+    # Why 4: modes.json finds this bound harmless.
     c.parts = (
         "full slots: scheduler.name=pipeline scheduler.max_staleness=4",
         f"split: learner.apart=True learner.token_s={TOKEN_S / (DEVICES - GENERATORS)} cluster.replicas={GENERATORS}",

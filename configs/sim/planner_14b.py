@@ -8,7 +8,7 @@ Command: python -m jaxrl_post.simulate --config=configs/sim/planner_14b.py
 Expected: four devices a replica from the second round on, and rounds 1.9 times as fast, within 25 %.
 """
 
-from jaxrl_post.sim.settings import default
+from jaxrl_post.simulate.settings import default
 
 
 def get_config():

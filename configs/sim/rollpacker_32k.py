@@ -8,7 +8,7 @@ Expected: rollout_s within 15 %, the period exactly 5, and rollouts about a thir
 Short and long steps come out shorter than the published ones, which include rewards.
 """
 
-from jaxrl_post.sim.settings import default
+from jaxrl_post.simulate.settings import default
 
 
 def get_config():

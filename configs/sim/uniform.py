@@ -4,7 +4,7 @@ The devices' memory bounds the KV cache. Little can be gained, because many roll
 Command: python -m jaxrl_post.simulate --config=configs/sim/uniform.py
 """
 
-from jaxrl_post.sim.settings import default
+from jaxrl_post.simulate.settings import default
 
 
 def get_config():

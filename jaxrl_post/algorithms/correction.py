@@ -1,9 +1,9 @@
-"""Weights for tokens that another policy than the learner's sampled: importance sampling and rejection. Host code.
+"""What becomes of tokens that another policy than the learner's sampled: weights by importance sampling, rejection, masks.
 
 rho = pi_old / mu. pi_old comes from the learner's log-probs at the start of the round. mu comes from the engine's
 log-probs of the sampling distribution. One weight per token multiplies the policy loss: rollout_is computes the
 weight, and rollout_rs sets it to 0. A rejected token leaves the numerator of every term of the loss, and is still
-counted (aggregation.py). Names and bounds are verl's.
+counted (aggregation.py). Names and bounds are verl's. Host code but for `off_policy`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_post.algorithms.mismatch import LOG_RATIO_BOUND, bounded_exp
+from jaxrl_post.algorithms.advantages import Masks, Vector, Vectors
+from jaxrl_post.algorithms.logprobs import LOG_RATIO_BOUND, assert_alike, sequence_mean
 
 LEVELS: dict[str, Callable] = {"token": lambda stats: stats, "seq_sum": np.sum, "seq_mean": np.mean, "seq_max": np.max}
 DIVERGENCES = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: np.exp(d) - 1.0 - d}
+Pair = tuple[Vector, Vector]
 
 
-def importance(
-    log_ratio: Float[np.ndarray, " T"], mode: str, versions: Int[np.ndarray, " T"]
-) -> Float[np.ndarray, " T"]:
+def importance(log_ratio: Vector, mode: str, versions: Int[np.ndarray, " T"]) -> Vector:
     """Returns rho of each token, before any bound. Logs are clamped to +-20.
 
     Modes:
@@ -38,7 +38,12 @@ def importance(
     return bounded_exp(np.bincount(spans, weights=log_ratio)[spans] if log_ratio.size else log_ratio)
 
 
-def prox_weights(versions: Int[np.ndarray, " T"], step: int) -> Float[np.ndarray, " T"]:
+def bounded_exp(log_ratio: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
+    """Returns exp of log-ratios clamped to +-20."""
+    return np.exp(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+
+
+def prox_weights(versions: Int[np.ndarray, " T"], step: int) -> Vector:
     """Returns where on the line from log mu to log pi the proximal policy is expected.
 
     The proximal policy is taken as one optimizer step behind pi. A token that is d > 0 steps old gets (d - 1) / d. Any
@@ -48,7 +53,7 @@ def prox_weights(versions: Int[np.ndarray, " T"], step: int) -> Float[np.ndarray
     return np.where(age > 0, (age - 1.0) / np.maximum(age, 1.0), 1.0)
 
 
-def bounded(ratios: Float[np.ndarray, " T"], threshold: Sequence[float]) -> Float[np.ndarray, " T"]:
+def bounded(ratios: Vector, threshold: Sequence[float]) -> Vector:
     """Returns rho with a bound applied.
 
     - threshold (upper,): min(rho, upper), truncated importance sampling (TIS).
@@ -59,7 +64,7 @@ def bounded(ratios: Float[np.ndarray, " T"], threshold: Sequence[float]) -> Floa
     return np.where(_within(ratios, *threshold), ratios, 0.0)
 
 
-def kept(log_ratio: Float[np.ndarray, " T"], mode: str, threshold: Sequence[float]) -> Bool[np.ndarray, " T"]:
+def kept(log_ratio: Vector, mode: str, threshold: Sequence[float]) -> Bool[np.ndarray, " T"]:
     """Returns which tokens rejection keeps.
 
     mode none keeps every token. Other modes are LEVEL_DIVERGENCE. Level token judges each token alone. The seq levels
@@ -80,12 +85,7 @@ def kept(log_ratio: Float[np.ndarray, " T"], mode: str, threshold: Sequence[floa
     return np.broadcast_to(_within(found, low, high), log_ratio.shape)
 
 
-def describe(
-    ratios: Sequence[Float[np.ndarray, " _"]],
-    weights: Sequence[Float[np.ndarray, " _"]],
-    keeps: Sequence[Bool[np.ndarray, " _"]],
-    threshold: Sequence[float],
-) -> dict[str, float]:
+def describe(ratios: Vectors, weights: Vectors, keeps: Masks, threshold: Sequence[float]) -> dict[str, float]:
     """Returns rollout_corr/ metrics over the tokens of n >= 1 non-empty rollouts.
 
     - rollout_is_{mean, std, min, max}: of the weights as applied, before rejection.
@@ -110,6 +110,66 @@ def describe(
         "rs_seq_masked_fraction": np.mean([not part.all() for part in keeps]),
     }
     return {f"rollout_corr/rollout_{name}": float(value) for name, value in figures.items()}
+
+
+def off_policy(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    delta: float,
+) -> Bool[Array, "B T"]:
+    """Returns True where A < 0 and the rollout's mean of log pi_old - log pi is above `delta`, in nats per token.
+
+    The source is off-policy sequence masking (OPSM, DeepSeek-V3.2, arXiv 2512.02556, section 3.1; as slime). The paper's old
+    policy is the engine's, which is prox_logp_method "rollout". Such a token has no gradient, and is still counted.
+    """
+    assert_alike(logprobs, old_logprobs, advantages)
+    return (advantages < 0) & (sequence_mean(old_logprobs - logprobs, mask, segment_ids) > delta) & mask
+
+
+def mismatch(pairs: Sequence[Pair]) -> dict[str, float]:
+    """Returns metrics of (old, rollout) log-probs of the sampled tokens of each rollout, T >= 1, under verl's names.
+
+    mu is the engine's policy, and rho = pi_old / mu.
+
+    - rollout_probs_diff_*: differences of probabilities, |exp - exp|.
+    - rollout_logprobs_abs_diff_*: differences of log-probs in nats.
+    - kl: the mean over tokens of log mu - log pi_old, which is k1 of KL(mu || pi_old).
+    - k3_kl: the same KL by k3 (joschu.net/blog/kl-approx.html).
+    - chi2_token, chi2_seq: the mean of rho^2 - 1, with rho of a token or of a whole rollout.
+    - *_ppl* (perplexities and the differences of their logs): means over rollouts.
+    - ess: (mean rho)^2 / mean rho^2 over tokens (PipelineRL, arXiv 2509.19128, section 5). This share of the tokens
+      would suffice if they were on-policy.
+    - tv: mean |rho - 1| / 2, an estimate of the total variation between a token's two distributions.
+    """
+    old, rollout = (np.concatenate(side).astype(float) for side in zip(*pairs, strict=True))
+    probs, gap = np.abs(np.exp(old) - np.exp(rollout)), old - rollout
+    ratio = bounded_exp(gap)
+    # of each rollout
+    old_means, rollout_means = (
+        np.array([one.astype(float).mean() for one in side]) for side in zip(*pairs, strict=True)
+    )
+    sums = np.array([(a.astype(float) - b.astype(float)).sum() for a, b in pairs])
+    return {
+        "training/rollout_probs_diff_mean": float(probs.mean()),
+        "training/rollout_probs_diff_max": float(probs.max()),
+        "training/rollout_probs_diff_std": float(probs.std(ddof=1)) if probs.size > 1 else 0.0,
+        "training/rollout_logprobs_abs_diff_mean": float(np.abs(gap).mean()),
+        "training/rollout_logprobs_abs_diff_max": float(np.abs(gap).max()),
+        "rollout_corr/kl": float(-gap.mean()),
+        "rollout_corr/k3_kl": float(np.mean(ratio - 1.0 - np.clip(gap, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))),
+        "rollout_corr/chi2_token": float(np.mean(ratio**2) - 1.0),
+        "rollout_corr/ess": float(ratio.mean() ** 2 / np.mean(ratio**2)),
+        "rollout_corr/tv": float(np.mean(np.abs(ratio - 1.0)) / 2),
+        "rollout_corr/training_ppl": float(np.exp(-old_means).mean()),
+        "rollout_corr/rollout_ppl": float(np.exp(-rollout_means).mean()),
+        "rollout_corr/log_ppl_diff": float((rollout_means - old_means).mean()),
+        "rollout_corr/log_ppl_abs_diff": float(np.abs(rollout_means - old_means).mean()),
+        "rollout_corr/ppl_ratio": float(np.exp(rollout_means - old_means).mean()),
+        "rollout_corr/chi2_seq": float(np.mean(bounded_exp(sums) ** 2) - 1.0),
+    }
 
 
 def _within(values: np.ndarray, low: float, high: float) -> np.ndarray:

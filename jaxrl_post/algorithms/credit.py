@@ -21,11 +21,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float
 
-from jaxrl_post.algorithms import advantages, correction, distillation, gae, preferences, reward_model, token_credit
+from jaxrl_post.algorithms import advantages, correction, distillation, gae, preferences, token_credit
+from jaxrl_post.algorithms.advantages import RoleBaseline
 from jaxrl_post.algorithms.aggregation import AGGREGATIONS
-from jaxrl_post.algorithms.role_baseline import RoleBaseline
 from jaxrl_post.config import AlgorithmConfig
-from jaxrl_post.types import Group, Rollout, RolloutId
+from jaxrl_post.ring.types import Group, Rollout, RolloutId
 
 LogProbs = Mapping[RolloutId, np.ndarray]
 WHOLE_ROUND = {*advantages.WHOLE_ROUND, *gae.LEVELS, "gdpo"}  # estimators that see all rollouts of a round at once
@@ -55,21 +55,7 @@ class Credit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What the learner computed of the rollouts beside log-probs, by rollout id: float[T] each.
-
-    - values: the critic's, where the config has a critic.
-    - norms: the squared norms of tokens' scores, where the advantage needs them.
-    - weights: the corrections for the engine's log-probs, where the config has some.
-    """
-
-    values: LogProbs = field(default_factory=dict)
-    norms: LogProbs = field(default_factory=dict)
-    weights: LogProbs = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class CreditStats:
     """Facts about some groups, from which `describe` makes metrics.
 
     - corrections: (ratios, weights, kept) of every corrected rollout in the loss.
@@ -97,7 +83,7 @@ def assign(
     norms: LogProbs | None = None,
     roles: RoleBaseline | None = None,
     teacher: LogProbs | None = None,
-) -> tuple[dict[RolloutId, Credit], Found]:
+) -> tuple[dict[RolloutId, Credit], CreditStats]:
     """Returns the credit of every rollout that `trained` leaves, and the facts for `describe`.
 
     Args:
@@ -109,13 +95,21 @@ def assign(
     """
     greedy = [_greedy_reward(group, algorithm, max_tokens) for group in groups]
     groups = trained(groups, algorithm)
-    penalties = [_penalties(group, algorithm, max_tokens) for group in groups]
-    drift = {r.id: _kl(r, algorithm, old, reference) for group in groups for r in group.rollouts}
+    penalties = [np.array([overlong(len(r), algorithm, max_tokens) for r in group.rollouts]) for group in groups]
+    drift = _drift(groups, algorithm, old, reference)
     rewards = [_shaped(group, penalty, drift, algorithm) for group, penalty in zip(groups, penalties, strict=True)]
-    compared = _compared(groups, algorithm, old, reference)
+    pairs = algorithm.adv_estimator == "pairs"
+    compared = preferences.compared(groups, algorithm, old, reference) if pairs else []
     corrected, seen = _corrections(groups, algorithm, old)
-    known = Measured(values=values or {}, norms=norms or {}, weights=corrected)
-    estimated, returns = _advantages(groups, rewards, algorithm, greedy, known, compared, roles)
+    returns: LogProbs = {}
+    if compared:
+        estimated = [_of_a_pair(group, pair) for group, pair in zip(groups, compared, strict=True)]
+    elif algorithm.adv_estimator in WHOLE_ROUND:
+        estimated, returns = _of_the_round(groups, rewards, algorithm, values or {})
+    else:
+        roles = roles or RoleBaseline(algorithm.rae_decay)
+        known = zip(groups, rewards, greedy, strict=True)
+        estimated = [_of_a_group(*one, algorithm, roles, norms or {}, corrected) for one in known]
     estimated, apart = distillation.taught(estimated, groups, algorithm, old, teacher or {})
     (estimated, marks), credits = token_credit.marked(groups, estimated, algorithm, corrected), {}
     for group, made, owned in zip(groups, estimated, rewards, strict=True):
@@ -132,9 +126,9 @@ def assign(
                 returns=returns.get(rollout.id),
                 marks=marks[rollout.id],
             )
-    return credits, Found(
+    return credits, CreditStats(
         corrections=seen,
-        kls=_kls(groups, algorithm, drift),
+        kls=distillation.token_means(groups, drift) if algorithm.use_kl_in_reward else [],
         penalties=np.concatenate([penalty[group.scored] for group, penalty in zip(groups, penalties, strict=True)]),
         compared=[pair for group, pair in zip(groups, compared, strict=False) if group.scored.all()],
         reverse_kls=apart,
@@ -168,12 +162,8 @@ def trained(groups: Sequence[Group], algorithm: AlgorithmConfig) -> Sequence[Gro
     ]
 
 
-def describe(found: Sequence[Found], algorithm: AlgorithmConfig) -> dict[str, float]:
-    """Returns the metrics of everything found since the round began.
-
-    They cover the corrections, penalties for length, the KL in the reward, and the KL to a teacher. The KL is a mean of rollouts' means, as
-    verl reports it.
-    """
+def describe(found: Sequence[CreditStats], algorithm: AlgorithmConfig) -> dict[str, float]:
+    """Returns the metrics of everything found since the round began. A KL is a mean of rollouts' means, as verl reports it."""
     corrections = [triple for piece in found for triple in piece.corrections]
     kls, penalties = [kl for piece in found for kl in piece.kls], [x for piece in found for x in piece.penalties]
     out = {}
@@ -183,17 +173,14 @@ def describe(found: Sequence[Found], algorithm: AlgorithmConfig) -> dict[str, fl
         out |= {name: value for name, value in told.items() if used[name.split("/")[1][:10]] != "none"}
     if kls:
         out |= {"actor/reward_kl_penalty": float(np.mean(kls)), "actor/reward_kl_penalty_coeff": algorithm.kl_coef}
-    out |= distillation.describe([kl for piece in found for kl in piece.reverse_kls])
+    if reverse_kls := [kl for piece in found for kl in piece.reverse_kls]:
+        out[distillation.REVERSE_KL] = float(np.mean(reverse_kls))
     compared = [pair for piece in found for pair in piece.compared]
-    if algorithm.trains_reward_model:
-        out |= reward_model.describe(compared)
-    else:
-        out |= preferences.describe(compared, algorithm.dpo_beta)
+    if compared:
+        out |= preferences.describe(compared, algorithm)
     if algorithm.overlong_buffer and penalties:
-        out |= {
-            "reward/overlong/mean": float(np.mean(penalties)),
-            "reward/overlong/share": float(np.mean(np.array(penalties) < 0)),
-        }
+        share = float(np.mean(np.array(penalties) < 0))
+        out |= {"reward/overlong/mean": float(np.mean(penalties)), "reward/overlong/share": share}
     return out
 
 
@@ -235,33 +222,24 @@ def overlong(tokens: int, algorithm: AlgorithmConfig, max_tokens: int) -> float:
     return -over / algorithm.overlong_buffer * algorithm.overlong_penalty
 
 
-def _penalties(group: Group, algorithm: AlgorithmConfig, max_tokens: int) -> Float[np.ndarray, " G"]:
-    return np.array([overlong(len(rollout), algorithm, max_tokens) for rollout in group.rollouts])
-
-
-def _kl(rollout: Rollout, algorithm: AlgorithmConfig, old: LogProbs, reference: LogProbs) -> Float[np.ndarray, " T"]:
-    """Returns k1 of each sampled token (verl's kl_penalty "kl"), or zeros where no KL is in the reward."""
+def _drift(groups: Sequence[Group], algorithm: AlgorithmConfig, old: LogProbs, reference: LogProbs) -> LogProbs:
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not algorithm.use_kl_in_reward:
-        return np.zeros(len(rollout))
-    return np.where(rollout.sampled, old[rollout.id].astype(float) - reference[rollout.id], 0.0)
+        return {r.id: np.zeros(len(r)) for r in rollouts}
+    return {r.id: np.where(r.sampled, old[r.id].astype(float) - reference[r.id], 0.0) for r in rollouts}
 
 
 def _shaped(
     group: Group, penalties: Float[np.ndarray, " G"], drift: LogProbs, algorithm: AlgorithmConfig
-) -> list[Float[np.ndarray, " _"]]:
-    """Returns the rewards of every token of each rollout, with the penalties for length and KL."""
-    return [
-        _per_token(rollout, reward, algorithm.kl_coef * drift[rollout.id])
-        for rollout, reward in zip(group.rollouts, group.rewards + penalties, strict=True)
-    ]
-
-
-def _per_token(rollout: Rollout, reward: float, penalty: np.ndarray) -> Float[np.ndarray, " T"]:
-    """Returns the reward at the last sampled token, minus every token's own penalty."""
-    values = -penalty
-    if rollout.sampled.any():
-        values[np.flatnonzero(rollout.sampled)[-1]] += reward
-    return values
+) -> list[np.ndarray]:
+    """Returns the rewards of every token of each rollout: every token's own penalty, and the reward at the last sampled one."""
+    out = []
+    for rollout, reward in zip(group.rollouts, group.rewards + penalties, strict=True):
+        penalty = algorithm.kl_coef * drift[rollout.id]
+        out.append(-penalty)
+        if rollout.sampled.any():
+            out[-1][np.flatnonzero(rollout.sampled)[-1]] += reward
+    return out
 
 
 def _greedy_reward(group: Group, algorithm: AlgorithmConfig, max_tokens: int) -> float:
@@ -271,49 +249,27 @@ def _greedy_reward(group: Group, algorithm: AlgorithmConfig, max_tokens: int) ->
     return float(group.rewards[-1]) + overlong(len(group.rollouts[-1]), algorithm, max_tokens)
 
 
-def _advantages(
-    groups: Sequence[Group],
-    rewards: Sequence[Sequence[np.ndarray]],
+def _of_a_group(
+    group: Group,
+    rewards: Sequence[np.ndarray],
+    greedy: float,
     algorithm: AlgorithmConfig,
-    greedy: Sequence[float],
-    known: Measured,
-    compared: Sequence[preferences.Compared],
-    roles: RoleBaseline | None,
-) -> tuple[list[list[np.ndarray]], dict[RolloutId, np.ndarray]]:
-    """Returns float[T] per group and rollout, and by rollout id the returns that a critic learns."""
-    if compared:
-        return [_of_a_pair(group, pair) for group, pair in zip(groups, compared, strict=True)], {}
-    if algorithm.adv_estimator in WHOLE_ROUND:
-        return _of_the_round(groups, rewards, algorithm, known.values)
-    out, roles = [], roles or RoleBaseline(algorithm.rae_decay)
-    for group, owned, baseline in zip(groups, rewards, greedy, strict=True):
-        masks = [rollout.sampled & scored for rollout, scored in zip(group.rollouts, group.scored, strict=True)]
-        if algorithm.adv_estimator == "remax":
-            out.append(advantages.remax(owned, masks, baseline))
-            continue
-        if algorithm.adv_estimator == "rae":
-            out.append(roles.estimate(owned, masks, group.prompt.source))
-            continue
-        if algorithm.adv_estimator == "optimal_token_baseline":
-            norms = [known.norms[r.id] * known.weights.get(r.id, 1.0) ** 2 for r in group.rollouts]
-            out.append(advantages.optimal_token_baseline(owned, masks, norms))
-            continue
-        estimate = advantages.ADVANTAGES[algorithm.adv_estimator]
-        found = estimate(np.array([reward.sum() for reward in owned]), group.scored, _lengths(group, False))
-        out.append([np.where(r.sampled, value, 0.0) for r, value in zip(group.rollouts, found, strict=True)])
-    return out, {}
-
-
-def _compared(
-    groups: Sequence[Group], algorithm: AlgorithmConfig, old: LogProbs, reference: LogProbs
-) -> list[preferences.Compared]:
-    """Returns the comparison of every pair, or nothing in runs without preferences."""
-    if algorithm.adv_estimator != "pairs":
-        return []
-    if algorithm.trains_reward_model:
-        return [reward_model.compare(group, algorithm, [old[r.id] for r in group.rollouts]) for group in groups]
-    sides = [[[logps[r.id] for r in group.rollouts] for logps in (old, reference)] for group in groups]
-    return [preferences.compare(group, algorithm, *side) for group, side in zip(groups, sides, strict=True)]
+    roles: RoleBaseline,
+    norms: LogProbs,
+    corrected: LogProbs,
+) -> list[np.ndarray]:
+    """Returns float[T] for each rollout, by an estimator that needs one group alone."""
+    masks = [rollout.sampled & scored for rollout, scored in zip(group.rollouts, group.scored, strict=True)]
+    if algorithm.adv_estimator == "remax":
+        return advantages.remax(rewards, masks, greedy)
+    if algorithm.adv_estimator == "rae":
+        return roles.estimate(rewards, masks, group.prompt.source)
+    if algorithm.adv_estimator == "optimal_token_baseline":
+        weighed = [norms[r.id] * corrected.get(r.id, 1.0) ** 2 for r in group.rollouts]
+        return advantages.optimal_token_baseline(rewards, masks, weighed)
+    estimate = advantages.ADVANTAGES[algorithm.adv_estimator]
+    found = estimate(np.array([reward.sum() for reward in rewards]), group.scored, _lengths(group, False))
+    return [np.where(r.sampled, value, 0.0) for r, value in zip(group.rollouts, found, strict=True)]
 
 
 def _of_a_pair(group: Group, pair: preferences.Compared) -> list[np.ndarray]:
@@ -325,9 +281,9 @@ def _of_a_pair(group: Group, pair: preferences.Compared) -> list[np.ndarray]:
 def _of_the_round(
     groups: Sequence[Group], rewards: Sequence[Sequence[np.ndarray]], algorithm: AlgorithmConfig, values: LogProbs
 ) -> tuple[list[list[np.ndarray]], dict[RolloutId, np.ndarray]]:
-    """Returns the same for an estimator of WHOLE_ROUND."""
+    """Returns float[T] per group and rollout, by an estimator of WHOLE_ROUND, and by rollout id what a critic learns."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    masks = [r.sampled & scored for group in groups for r, scored in zip(group.rollouts, group.scored, strict=True)]
+    masks = [r.sampled & scored for r, scored in token_credit.with_scored(groups)]
     flat = [reward for owned in rewards for reward in owned]
     returns: dict[RolloutId, np.ndarray] = {}
     if algorithm.adv_estimator in gae.LEVELS:
@@ -354,11 +310,7 @@ def _of_the_round(
 
 
 def _components(group: Group, names: Sequence[str]) -> Float[np.ndarray, "K G"]:
-    """Returns the named components of a group's rewards. A group without a score has none, and zeros stand for them.
-
-    Raises:
-      ValueError: the reward has no such component.
-    """
+    """Returns the named components of a group's rewards, and zeros for a group without a score. Refuses one that is not there."""
     if not group.scored.any():
         return np.zeros((len(names), len(group.rollouts)))
     for name in names:
@@ -384,14 +336,12 @@ def _corrections(groups: Sequence[Group], algorithm: AlgorithmConfig, old: LogPr
         return {}, []
     out, seen, small = {}, [], token_credit.small_moment(groups, algorithm, old)
     for group in groups:
-        for rollout, trained in zip(
-            group.rollouts, token_credit.in_loss(group, algorithm.overlong_filtering), strict=True
-        ):
+        in_loss = token_credit.in_loss(group, algorithm.overlong_filtering)
+        for rollout, trained in zip(group.rollouts, in_loss, strict=True):
             gap = (old[rollout.id].astype(float) - rollout.logprobs)[rollout.sampled]
             ratios = correction.importance(gap, algorithm.rollout_is, rollout.versions[rollout.sampled])
-            weights = ratios
-            if algorithm.rollout_is != "none":
-                weights = correction.bounded(ratios, algorithm.rollout_is_threshold)
+            free = algorithm.rollout_is == "none"
+            weights = ratios if free else correction.bounded(ratios, algorithm.rollout_is_threshold)
             kept = small.get(rollout.id)
             if kept is None:
                 kept = correction.kept(gap, algorithm.rollout_rs, algorithm.rollout_rs_threshold)
@@ -399,15 +349,3 @@ def _corrections(groups: Sequence[Group], algorithm: AlgorithmConfig, old: LogPr
             out[rollout.id][rollout.sampled] = weights * kept
             seen += [(ratios, weights, kept)] if trained and gap.size else []
     return out, seen
-
-
-def _kls(groups: Sequence[Group], algorithm: AlgorithmConfig, drift: LogProbs) -> list[float]:
-    """Returns, for every scored rollout, the mean KL over its sampled tokens. Empty where no KL is in the reward."""
-    if not algorithm.use_kl_in_reward:
-        return []
-    return [
-        float(drift[r.id][r.sampled].mean())
-        for group in groups
-        for r, known in zip(group.rollouts, group.scored, strict=True)
-        if known and r.sampled.any()
-    ]

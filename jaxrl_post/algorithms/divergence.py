@@ -1,4 +1,4 @@
-"""How far the policy's law of the next token is from a teacher's, over the whole vocabulary. Nothing here is jitted.
+"""How far the policy's distribution of the next token is from a teacher's, over all ids. Nothing here is jitted.
 
 The measure is GKD's generalised Jensen-Shannon divergence (arXiv 2306.13649, section 3), as TRL's GKDTrainer has it. With
 beta 1 it is the reverse KL, KL(policy || teacher), of MiniLLM (arXiv 2306.08543), token by token. With beta 0 it is the
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_post.algorithms import logprobs
 
-Laws = tuple[Float[Array, "*rows"], Float[Array, "*rows"], Float[Array, "*rows"], Float[Array, "*rows"]]
+TokenDivergence = tuple[Float[Array, "*rows"], Float[Array, "*rows"], Float[Array, "*rows"], Float[Array, "*rows"]]
 
 
 def of_logs(own: Float[Array, "*rows V"], teacher: Float[Array, "*rows V"], beta: float) -> Float[Array, "*rows"]:
@@ -36,7 +36,7 @@ def of_logs(own: Float[Array, "*rows V"], teacher: Float[Array, "*rows V"], beta
     return beta * of_teacher + (1 - beta) * jnp.sum(jnp.exp(own) * (own - mixed), axis=-1)
 
 
-def laws(
+def of_hidden(
     heads: tuple[Callable, Callable],
     hidden: tuple[Float[Array, "B T D"], Float[Array, "B T E"]],
     targets: Int[Array, "B T"],
@@ -45,7 +45,7 @@ def laws(
     beta: float,
     used: int,
     chunk: int,
-) -> Laws:
+) -> TokenDivergence:
     """Returns, [B, T] each: log-prob of the targets, entropy, divergence from the teacher, and the reverse KL.
 
     Args:
@@ -56,7 +56,7 @@ def laws(
       chunk: tokens, over all rows, whose logits may exist at once.
     """
 
-    def one(h: jax.Array, h_teacher: jax.Array, ids: jax.Array) -> Laws:
+    def one(h: jax.Array, h_teacher: jax.Array, ids: jax.Array) -> TokenDivergence:
         own, teacher = (
             jax.nn.log_softmax(head(x)[..., :used] / temperature, axis=-1)
             for head, x in zip(heads, (h, h_teacher), strict=True)

@@ -8,12 +8,12 @@ Invariant: a rollout's result depends on that rollout alone. Only `estimate` whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxrl_post.algorithms.advantages import finite, whiten
+from jaxrl_post.algorithms.advantages import Masks, Vectors, finite, whiten
 
 Vector = Float[np.ndarray, " T"]
 Estimate = tuple[Vector, Vector]
@@ -61,15 +61,15 @@ ACTIONS: dict[str, Callable[[np.ndarray], int]] = {  # how many a rollout has
 
 def estimate(
     level: str,
-    rewards: Sequence[Float[np.ndarray, " _"]],
-    values: Sequence[Float[np.ndarray, " _"]],
-    masks: Sequence[Bool[np.ndarray, " _"]],
+    rewards: Vectors,
+    values: Vectors,
+    masks: Masks,
     gamma: float,
     lam: float,
     *,
     lam_value: float | None = None,
     alpha: float = 0.0,
-) -> tuple[list[Float[np.ndarray, " _"]], list[Float[np.ndarray, " _"]]]:
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Returns advantages, whitened over every masked token of the round (as verl), and returns, which are not.
 
     Args:

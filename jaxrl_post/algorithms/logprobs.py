@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
+
+LOG_RATIO_BOUND = 20.0  # log-ratios are clamped to +-20 before exp, as verl does
 
 
 def of_logits(
@@ -60,7 +62,7 @@ def chosen(
     *,
     temperature: float,
     chunk: int,
-    law: Callable[..., tuple[jax.Array, ...]] = of_logits,
+    statistics: Callable[..., tuple[jax.Array, ...]] = of_logits,
 ) -> tuple[Float[Array, "B T"], ...]:
     """Returns the log-prob of targets[b, t] given hidden[b, t], and the entropy, both in the dtype of the logits.
 
@@ -68,10 +70,10 @@ def chosen(
       head: hidden -> logits. It may close over weights that are differentiated.
       temperature: divides the logits. For sampling temperature 0 pass 1, because the engine's log-probs are then of 1.
       chunk: tokens, over all rows, whose logits may exist at once.
-      law: what is computed of logits and targets, in the place of log-prob and entropy.
+      statistics: what is computed of logits and targets, in place of log-prob and entropy.
     """
     assert hidden.ndim == 3 and targets.shape == hidden.shape[:2], (hidden.shape, targets.shape)
-    return by_chunks(lambda h, ids: law(head(h), ids, temperature), (hidden, targets), chunk)
+    return by_chunks(lambda h, ids: statistics(head(h), ids, temperature), (hidden, targets), chunk)
 
 
 def by_chunks(run: Callable[..., tuple], arrays: Sequence[Array], chunk: int) -> tuple:
@@ -95,3 +97,31 @@ def by_chunks(run: Callable[..., tuple], arrays: Sequence[Array], chunk: int) ->
 
     parts = jax.lax.map(jax.checkpoint(lambda pieces: run(*pieces)), tuple(map(cut, arrays)))
     return tuple(jnp.moveaxis(part, 0, 1).reshape(B, count * width)[:, :T] for part in parts)
+
+
+def log_ratio(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
+    return jnp.clip(logprobs - old_logprobs, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def sequence_mean(
+    values: Float[Array, "B T"], mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """Returns, at each token, the mean of the masked values of its segment of the row, or 0 without masked values.
+
+    All pairs of tokens are compared. The comparison fuses into reductions, where a segment sum would be a scatter.
+    """
+    same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & mask[:, None, :]
+    total = jnp.sum(jnp.where(same, values[:, None, :], 0.0), axis=-1)
+    return total / jnp.maximum(jnp.sum(same, axis=-1, dtype=jnp.int32), 1).astype(values.dtype)
+
+
+def sequence_length(mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """Returns, at each token, the number of masked tokens of its segment of the row."""
+    return jnp.sum((segment_ids[:, :, None] == segment_ids[:, None, :]) & mask[:, None, :], axis=-1, dtype=jnp.int32)
+
+
+def assert_alike(*arrays: jax.Array) -> None:
+    """Asserts one shape [B, T] and one floating dtype."""
+    for array in arrays:
+        assert array.ndim == 2 and array.shape == arrays[0].shape, [a.shape for a in arrays]
+        assert array.dtype == arrays[0].dtype and jnp.issubdtype(array.dtype, jnp.floating), [a.dtype for a in arrays]

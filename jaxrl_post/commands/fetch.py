@@ -7,29 +7,21 @@ serves every command on a run. It is a run of its own, too: --resume there goes 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_post.commands.arguments import Arguments, answered
+from jaxrl_post.commands.arguments import Command
 from jaxrl_post.config import refuse_url
-from jaxrl_post.launch import bucket_run
+from jaxrl_post.config.command_line import Flag
+from jaxrl_post.runs import bucket_run
 
-
-def main(arguments: Sequence[str]) -> int:
-    """Copies the run. Exit code 1, with one sentence, where there is none or the folder is not new."""
-    return answered(lambda: _fetched(_read(arguments)))
-
-
-def _read(arguments: Sequence[str]) -> argparse.Namespace:
-    words = Arguments("fetch", str(__doc__))
-    words.add_argument("run", metavar="gs://BUCKET/NAME", help=argparse.SUPPRESS)
-    words.add_argument("folder", metavar="FOLDER", help=argparse.SUPPRESS)
-    flags = words.read(arguments)
-    refuse_url(flags.folder, "FOLDER")
-    return flags
+_FLAGS = (Flag("RUN", "gs://BUCKET/NAME, where the run is"), Flag("FOLDER", "a new folder"))
 
 
 def _fetched(flags: argparse.Namespace) -> int:
+    refuse_url(flags.folder, "FOLDER")
     step = bucket_run.fetch(flags.run, Path(flags.folder))
     print(f"{flags.folder}: the run of {flags.run}, {f'saved up to step {step}' if step else 'without a saved step'}")
     return 0
+
+
+main = Command("fetch", __doc__, _FLAGS, _fetched)

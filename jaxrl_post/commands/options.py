@@ -5,17 +5,18 @@ Prints the options of a config: all sections with their first words, or every op
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from argparse import Namespace
 
+from jaxrl_post.commands.arguments import Command
 from jaxrl_post.config import reference
+from jaxrl_post.config.command_line import Flag
+
+_FLAGS = (Flag("[SECTION]", "prints every option of it"),)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Prints a section. Exit code 1, with one sentence, for a section that does not exist."""
-    try:
-        print(reference.help_on(arguments, str(__doc__)))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+def _print(flags: Namespace) -> int:
+    print(reference.help_on([flags.section] if flags.section else [], str(__doc__)))
     return 0
+
+
+main = Command("options", __doc__, _FLAGS, _print)

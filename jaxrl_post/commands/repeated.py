@@ -1,6 +1,6 @@
 """Logged rollouts sampled once more: the run's ring turns again, from its last checkpoint before their first tokens.
 
-Invariant: the ring is that of a run (main.turn), built as a resumed run is. So a repeated rollout is equal to the logged
+Invariant: the ring is that of a run (main.run_training), built as a resumed run is. So a repeated rollout is equal to the logged
 one bit for bit, with every version of the weights that sampled it.
 """
 
@@ -19,11 +19,10 @@ from jaxrl_post import main
 from jaxrl_post.launch import past_run
 from jaxrl_post.launch.past_run import BEGINNING
 from jaxrl_post.launch.stop_signal import Stopped
-from jaxrl_post.telemetry import rollout_log
+from jaxrl_post.ring.types import PER_TOKEN, Rollout, RolloutId
+from jaxrl_post.runs import rollout_log
+from jaxrl_post.runs.run_logs import Name, RunLogs
 from jaxrl_post.telemetry.alarms import Diverged
-from jaxrl_post.telemetry.rollout_names import Name
-from jaxrl_post.telemetry.run_logs import RunLogs
-from jaxrl_post.types import PER_TOKEN, Rollout, RolloutId
 
 SINGLE = ("finish", "start_clock", "finish_clock")
 
@@ -142,7 +141,7 @@ def _turned(
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="replay-")))
-        run = past_run.opened(logs, begun, place, stack, print)
+        run = past_run.opened(logs, begun, place, stack)
         ids = [rollout.id for rollout in sought]
         restored = past_run.restored(run, ids)
         file = None if evaluation is None else run.mine / "evaluations" / f"step_{evaluation:06d}.npz"
@@ -150,7 +149,7 @@ def _turned(
         finder = _Finder(trained, run.config.engine.max_length, file)
         run.traces.append(finder)
         try:
-            main.turn(run)
+            main.run_training(run)
         except _Reached:
             pass
         except (Stopped, Diverged) as error:

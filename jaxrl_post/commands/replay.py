@@ -2,72 +2,71 @@
 python -m jaxrl_post replay RUN --batch=STEP
 
 Repeats what a run did. Nothing in the run's folder is changed.
-
---rollout=ID   samples a logged rollout again, bit for bit: the ring turns from the last checkpoint before its first
-               token until it is finished. Scores come from the run's journal. Tokens, log-probs, versions and all else
-               are compared with the log. Exit code 1 where they differ. `rollouts RUN` prints the ids.
---json         prints one object instead of text
---from-start   turns the ring from the beginning of the run, also where checkpoints were pruned
---batch=STEP   repeats the gradient of a skipped optimizer step from its batch, RUN/skipped/step_NNNNNN.npz, and says
-               what in it is not finite. The weights are those of the newest whole checkpoint before the step, or those
-               that the run began with.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
-from jaxrl_post.commands.arguments import Arguments, answered, whole
-from jaxrl_post.commands.texts import decoder
-from jaxrl_post.config import refuse_url
+from jaxrl_post.commands.arguments import Command
+from jaxrl_post.config.command_line import Flag, whole
 from jaxrl_post.data.continuations import Pieces
-from jaxrl_post.telemetry import rollout_names, run_logs
+from jaxrl_post.runs import run_logs
 
-
-def main(arguments: Sequence[str]) -> int:
-    """Prints the rollout or the batch. Exit code 1 where it differs, and, with one sentence, where it cannot be read."""
-    return answered(lambda: _repeat(_read(arguments)))
-
-
-def _read(arguments: Sequence[str]) -> argparse.Namespace:
-    words = Arguments("replay", str(__doc__))
-    words.add_argument("run", metavar="RUN", help=argparse.SUPPRESS)
-    what = words.add_mutually_exclusive_group()
-    what.add_argument("--rollout", help=argparse.SUPPRESS)
-    what.add_argument("--batch", type=whole(1), help=argparse.SUPPRESS)
-    for name in ("--json", "--from-start"):
-        words.add_argument(name, action="store_true", help=argparse.SUPPRESS)
-    flags = words.read(arguments)
-    refuse_url(flags.run, "RUN")
-    if flags.rollout is None and flags.batch is None:
-        raise ValueError("replay: say what is repeated: --rollout=ID or --batch=STEP")
-    if flags.batch is not None and (flags.json or flags.from_start):
-        raise ValueError("replay: --json and --from-start belong to --rollout, not to --batch")
-    return flags
+_FLAGS = (
+    Flag("RUN", "a run's folder"),
+    Flag(
+        "--rollout=ID",
+        "samples a logged rollout again, bit for bit: the ring turns from the last checkpoint before its first token until "
+        "it is finished. Scores come from the run's journal. Tokens, log-probs, versions and all else are compared with "
+        "the log. Exit code 1 where they differ. `rollouts RUN` prints the ids",
+        default=None,
+    ),
+    Flag("--json", "prints one object instead of text"),
+    Flag("--from-start", "turns the ring from the beginning of the run, also where checkpoints were pruned"),
+    Flag(
+        "--batch=STEP",
+        "repeats the gradient of a skipped optimizer step from its batch, RUN/skipped/step_NNNNNN.npz, and says what in it "
+        "is not finite. The weights are those of the newest whole checkpoint before the step, or those that the run began "
+        "with",
+        whole(1),
+        None,
+    ),
+)
 
 
 def _repeat(flags: argparse.Namespace) -> int:
-    return _rollout(flags) if flags.batch is None else _batch(flags)
+    if flags.rollout is None and flags.batch is None:
+        raise ValueError("replay: say what is repeated: --rollout=ID or --batch=STEP")
+    if flags.batch is None:
+        return _rollout(flags)
+    if flags.rollout is not None:
+        raise ValueError("replay: argument --batch: not allowed with argument --rollout")
+    if flags.json or flags.from_start:
+        raise ValueError("replay: --json and --from-start belong to --rollout, not to --batch")
+    return _batch(flags)
+
+
+main = Command("replay", __doc__, _FLAGS, _repeat)
 
 
 def _batch(flags: argparse.Namespace) -> int:
-    from jaxrl_post.launch import skipped_batch
+    from jaxrl_post.launch import past_run
 
-    learner, groups, at = skipped_batch.opened(Path(flags.run), flags.batch)
-    print("\n".join(skipped_batch.findings(learner, groups, flags.batch, at)))
+    learner, groups, at = past_run.skipped_batch(flags.run, flags.batch)
+    print("\n".join(past_run.batch_findings(learner, groups, flags.batch, at)))
     return 0
 
 
 def _rollout(flags: argparse.Namespace) -> int:
-    name, logs = rollout_names.parsed(flags.rollout), run_logs.opened(flags.run)
+    name, logs = run_logs.parsed_name(flags.rollout), run_logs.opened(flags.run)
     logs.find(name)  # before jax and the run are loaded
     from jaxrl_post.commands.repeated import repeated
 
     (again,) = repeated(logs, [name], from_start=flags.from_start)
-    decode = decoder(logs)
+    decode = run_logs.tokenizer_of(logs).decode
     print(json.dumps(as_json(again, decode)) if flags.json else "\n".join(lines(again, decode)))
     return 0 if again.equal else 1
 

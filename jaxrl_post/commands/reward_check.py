@@ -3,9 +3,6 @@
 Runs the configured reward functions on rows of the training data, in the real pool. Scores, seconds, failures and alarms
 of each function are printed, and what the functions print. Nothing is written.
 
---rows=N     the first N rows; 16
---sampled=N  rollouts that the policy samples for each row; 4. With 0 no weights are loaded
-
 Each row gives gold texts: its reference answer in the usual forms. Gold texts of other rows are wrong texts.
 
 Exit code 1, with one sentence, where a function is broken:
@@ -24,24 +21,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_post import config as configs
-from jaxrl_post.commands.arguments import Arguments, answered, whole
-from jaxrl_post.json_text import cut
-from jaxrl_post.types import Prompt
+from jaxrl_post.commands.arguments import Command
+from jaxrl_post.config.command_line import OVERRIDE, Flag, whole
+from jaxrl_post.ring.json_text import cut
+from jaxrl_post.ring.types import Prompt
 
 _SHOWN, _WIDTH = 20, 200  # lines of what functions print, and characters of a line
 
-
-def main(arguments: Sequence[str]) -> int:
-    """Prints what every function makes of the rows. Exit code 1 where one is broken."""
-    return answered(lambda: _check(_read(arguments)))
-
-
-def _read(arguments: Sequence[str]) -> argparse.Namespace:
-    words = Arguments("reward_check", str(__doc__), overrides=True)
-    words.add_argument("--config", required=True, help=argparse.SUPPRESS)
-    words.add_argument("--rows", type=whole(1), default=16, help=argparse.SUPPRESS)
-    words.add_argument("--sampled", type=whole(0), default=4, help=argparse.SUPPRESS)
-    return words.read(arguments)
+_FLAGS = (
+    Flag("--config=FILE", "the config of a run", required=True),
+    Flag(OVERRIDE, "overrides an option of the config"),
+    Flag("--rows=N", "the first N rows; 16", whole(1), 16),
+    Flag("--sampled=N", "rollouts that the policy samples for each row; 4. With 0 no weights are loaded", whole(0), 4),
+)
 
 
 def _check(flags: argparse.Namespace) -> int:
@@ -53,11 +45,14 @@ def _check(flags: argparse.Namespace) -> int:
     return 0
 
 
+main = Command("reward_check", __doc__, _FLAGS, _check)
+
+
 def _tried(flags: argparse.Namespace, log: Path) -> list:
     """Tries each function and prints its Trial. jax is imported once the command line is read."""
     import jax
 
-    from jaxrl_post.launch import inputs, reward_trial
+    from jaxrl_post.launch.parts import inputs, reward_trial
     from jaxrl_post.rewards.printed import Printed
 
     config = configs.resolve(configs.load(flags.config), flags.overrides, platform=jax.default_backend())
@@ -90,8 +85,8 @@ def _show(log: Path) -> None:
 
 def _sampled(config: configs.Config, prompts: Sequence[Prompt], n: int) -> dict[str, list[str]]:
     """Returns texts that the policy samples, by the id of their prompt."""
-    from jaxrl_post.launch import inputs
-    from jaxrl_post.launch.policy import Policy
+    from jaxrl_post.launch.parts import inputs
+    from jaxrl_post.launch.parts.policy import Policy
 
     rollouts = Policy(config, inputs.policy(config)).sampled(prompts, n, None, config.seed, 0)
     return {prompt.id: [one.text for one in many] for prompt, many in zip(prompts, rollouts)}

@@ -3,16 +3,6 @@
 
 Prints rollouts from the logs of a run, oldest first.
 
---step=A[:B]     those of optimizer step A, or of steps A to B; of evaluations, the steps at which they ran
---prompt=TEXT    those of the prompt with this id, and of prompts whose text contains it
---source=NAME    those of one source of the data
---min-reward=X   those with at least this reward; those without a score are left out
---max-reward=X   those with at most this reward; those without a score are left out
---purpose=WHAT   train (the default) or eval
---limit=N        at most N; 20 without --json or --parquet, and else all
---json           one object a line
---parquet=FILE   writes a new Parquet file, which needs pyarrow
-
 The name in front of each is what `replay RUN --rollout=NAME` takes.
 """
 
@@ -23,33 +13,53 @@ import difflib
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from jaxrl_post.commands.arguments import Arguments, answered, number, span, whole
-from jaxrl_post.commands.texts import decoder
+from jaxrl_post.commands.arguments import Command
 from jaxrl_post.config import refuse_url
+from jaxrl_post.config.command_line import Flag, number, span, whole
 from jaxrl_post.data.continuations import Decode
-from jaxrl_post.json_text import shown
-from jaxrl_post.telemetry import rollout_names, run_logs
-from jaxrl_post.types import Group, Rollout
+from jaxrl_post.ring.json_text import shown
+from jaxrl_post.ring.types import Group, Rollout
+from jaxrl_post.runs import run_logs
 
 SHOWN = 20  # rollouts on a screen
 _TOGETHER = 4096  # rows of a part of a Parquet file
 
-
-def main(arguments: Sequence[str]) -> int:
-    """Prints rollouts. Exit code 1, with one sentence, for a mistake in the flags or a run that cannot be read."""
-    return answered(lambda: _print(_read(arguments)))
+_FLAGS = (
+    Flag("RUN", "a run's folder"),
+    Flag(
+        "--step=A[:B]",
+        "those of optimizer step A, or of steps A to B; of evaluations, the steps at which they ran",
+        span,
+        (0, None),
+    ),
+    Flag("--prompt=TEXT", "those of the prompt with this id, and of prompts whose text contains it", default=None),
+    Flag("--source=NAME", "those of one source of the data", default=None),
+    Flag("--min-reward=X", "those with at least this reward; those without a score are left out", number, None),
+    Flag("--max-reward=X", "those with at most this reward; those without a score are left out", number, None),
+    Flag("--purpose=WHAT", "train (the default) or eval", default="train", choices=tuple(run_logs.FOLDERS)),
+    Flag("--limit=N", "at most N; 20 without --json or --parquet, and else all", whole(1), None),
+    Flag("--json", "one object a line"),
+    Flag("--parquet=FILE", "writes a new Parquet file, which needs pyarrow"),
+)
 
 
 def _print(flags: argparse.Namespace) -> int:
+    refuse_url(flags.parquet, "--parquet")
+    if flags.json and flags.parquet:
+        raise ValueError("rollouts: --json and --parquet are two forms: name one")
+    if flags.min_reward is not None and flags.max_reward is not None and flags.min_reward > flags.max_reward:
+        raise ValueError(f"rollouts: --min-reward={flags.min_reward:g} is above --max-reward={flags.max_reward:g}")
     logs = run_logs.opened(flags.run)
     _check_names(logs, flags)
     machine = flags.json or bool(flags.parquet)
-    found = itertools.islice(rows(logs, flags, decoder(logs)), flags.limit or (None if machine else SHOWN))
+    found = itertools.islice(
+        rows(logs, flags, run_logs.tokenizer_of(logs).decode), flags.limit or (None if machine else SHOWN)
+    )
     if flags.parquet:
         print(f"{write_parquet(Path(flags.parquet), found)} rollouts in {flags.parquet}")
         return 0
@@ -63,25 +73,7 @@ def _print(flags: argparse.Namespace) -> int:
     return 0
 
 
-def _read(arguments: Sequence[str]) -> argparse.Namespace:
-    words = Arguments("rollouts", str(__doc__))
-    words.add_argument("run", metavar="RUN", help=argparse.SUPPRESS)
-    words.add_argument("--step", type=span, default=(0, None), help=argparse.SUPPRESS)
-    words.add_argument("--purpose", choices=tuple(run_logs.FOLDERS), default="train", help=argparse.SUPPRESS)
-    words.add_argument("--limit", type=whole(1), help=argparse.SUPPRESS)
-    for name in ("--prompt", "--source", "--parquet"):
-        words.add_argument(name, help=argparse.SUPPRESS)
-    for name in ("--min-reward", "--max-reward"):
-        words.add_argument(name, type=number, help=argparse.SUPPRESS)
-    words.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
-    flags = words.read(arguments)
-    refuse_url(flags.run, "RUN")
-    refuse_url(flags.parquet or "", "--parquet")
-    if flags.json and flags.parquet:
-        raise ValueError("rollouts: --json and --parquet are two forms: name one")
-    if flags.min_reward is not None and flags.max_reward is not None and flags.min_reward > flags.max_reward:
-        raise ValueError(f"rollouts: --min-reward={flags.min_reward:g} is above --max-reward={flags.max_reward:g}")
-    return flags
+main = Command("rollouts", __doc__, _FLAGS, _print)
 
 
 def _check_names(logs: run_logs.RunLogs, flags: argparse.Namespace) -> None:
@@ -139,7 +131,7 @@ def _row(step: int, group: Group, place: int, prompt: str, decode: Decode) -> di
     sampled = rollout.versions[rollout.sampled]
     parts = {name: float(values[place]) for name, values in group.components.items()}
     return {
-        "rollout": str(rollout_names.of(rollout.id, step)),
+        "rollout": str(run_logs.name_of(rollout.id, step)),
         "purpose": rollout.id.purpose,
         "step": step,
         "prompt_id": group.prompt.id,

@@ -2,32 +2,21 @@
 
 Serves a policy to the SDK of the Tinker API: its clients train it and sample from it in their own loops. It needs
 pip install 'jaxrl_post[serve]'. docs/tinker.md says which version of the SDK, and what is served.
-
---model=POLICY        a Hugging Face directory, a llama2.c file, RUN for the policy that a run ended with, or RUN@STEP
---folder=FOLDER       of saved weights, named by tinker:// paths; runs/tinker
---host=ADDRESS        where it listens; 127.0.0.1
---port=PORT           8000; 0 takes a free one
---key=KEY             that clients send, beginning with tml-; the variable TINKER_API_KEY, else a new one, which is printed
---keys=FILE           of lines NAME KEY, for clients that do not trust each other: each name has sessions, runs and saved
-                      weights of its own. Clients of one key share all of theirs
---without-key         lets everybody in who reaches the port
---name=NAME           of the model, as clients call it; the last part of POLICY
---queue=N             requests that may wait for the devices, before more are refused with 429; 4096
---idle=SECONDS        without a sign of a client, after which its session has ended; 600
---config.a.b=VALUE    an option, for example --config.engine.slots=32 or --config.batch.rows=16
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import os
 import re
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_post import json_text
-from jaxrl_post.commands.arguments import Arguments, answered, number, whole
+from jaxrl_post.commands.arguments import POLICY, Command
+from jaxrl_post.config.command_line import OVERRIDE, Flag, number, whole
+from jaxrl_post.ring import json_text
 from jaxrl_post.serve import listening
 
 KEY = "TINKER_API_KEY"
@@ -35,28 +24,32 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a folder has this name
 _PREFIX = "tml-"  # the SDK takes no other keys
 _NEEDED = ("starlette", "uvicorn", "httptools", "pydantic")
 
+_FLAGS = (
+    Flag("--model=POLICY", POLICY, required=True),
+    Flag("--folder=FOLDER", "of saved weights, named by tinker:// paths; runs/tinker", Path, Path("runs/tinker")),
+    Flag("--host=ADDRESS", "where it listens; 127.0.0.1", default="127.0.0.1"),
+    Flag("--port=PORT", "8000; 0 takes a free one", whole(0), 8000),
+    Flag(
+        "--key=KEY",
+        "that clients send, beginning with tml-; the variable TINKER_API_KEY, else a new one, which is printed",
+        default=None,
+    ),
+    Flag(
+        "--keys=FILE",
+        "of lines NAME KEY, for clients that do not trust each other: each name has sessions, runs and saved weights of "
+        "its own. Clients of one key share all of theirs",
+        Path,
+        None,
+    ),
+    Flag("--without-key", "lets everybody in who reaches the port"),
+    Flag("--name=NAME", "of the model, as clients call it; the last part of POLICY"),
+    Flag("--queue=N", "requests that may wait for the devices, before more are refused with 429; 4096", whole(1), 4096),
+    Flag("--idle=SECONDS", "without a sign of a client, after which its session has ended; 600", number, 600.0),
+    Flag(OVERRIDE, "an option, for example --config.engine.slots=32 or --config.batch.rows=16"),
+)
 
-def main(arguments: Sequence[str]) -> int:
-    """Serves until it is stopped. Exit code 1, with one sentence, where something given is wrong, or a device failed."""
-    try:
-        return answered(lambda: _serve(_read(arguments)))
-    except KeyboardInterrupt:
-        return 0
 
-
-def _read(arguments: Sequence[str]) -> argparse.Namespace:
-    words = Arguments("tinker", str(__doc__), overrides=True)
-    words.add_argument("--model", required=True, help=argparse.SUPPRESS)
-    words.add_argument("--key", help=argparse.SUPPRESS)
-    words.add_argument("--keys", type=Path, help=argparse.SUPPRESS)
-    words.add_argument("--name", default="", help=argparse.SUPPRESS)
-    words.add_argument("--folder", type=Path, default=Path("runs/tinker"), help=argparse.SUPPRESS)
-    words.add_argument("--host", default="127.0.0.1", help=argparse.SUPPRESS)
-    words.add_argument("--port", type=whole(0), default=8000, help=argparse.SUPPRESS)
-    words.add_argument("--queue", type=whole(1), default=4096, help=argparse.SUPPRESS)
-    words.add_argument("--idle", type=number, default=600.0, help=argparse.SUPPRESS)
-    words.add_argument("--without-key", action="store_true", help=argparse.SUPPRESS)
-    flags = words.read(arguments)
+def _check(flags: argparse.Namespace) -> None:
     if flags.key == "":
         raise ValueError("tinker: --key is empty: give one, leave it out for a new one, or give --without-key")
     doors = {"--key": flags.key, "--keys": flags.keys, "--without-key": flags.without_key}
@@ -73,7 +66,6 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
     if flags.idle < 1:
         raise ValueError(f"tinker: --idle={flags.idle:g} must be at least 1 second")
     listening.need("tinker", *_NEEDED)
-    return flags
 
 
 def keys(flags: argparse.Namespace) -> dict[str, str]:
@@ -104,9 +96,10 @@ def keys(flags: argparse.Namespace) -> dict[str, str]:
 
 def _serve(flags: argparse.Namespace) -> int:
     """Binds the port before anything is compiled, so that a port that is taken costs no minute."""
+    _check(flags)
     given = keys(flags)
-    with listening.bound("tinker", flags.host, flags.port) as heard:
-        from jaxrl_post.launch import saved_policy
+    with listening.bound("tinker", flags.host, flags.port) as heard, contextlib.suppress(KeyboardInterrupt):
+        from jaxrl_post.launch.parts import saved_policy
         from jaxrl_post.serve.tinker import server
 
         sections = (*saved_policy.READ, "algorithm", "batch", "optimizer")
@@ -119,10 +112,10 @@ def _serve(flags: argparse.Namespace) -> int:
             keys=given,
             queue=flags.queue,
             idle_s=flags.idle,
-            say=_say,
+            say=functools.partial(print, flush=True),
         )
         return made.serve(heard)
+    return 0
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
+main = Command("tinker", __doc__, _FLAGS, _serve)

@@ -312,6 +312,23 @@ _SECTIONS = {
 _SHORT = 4  # letters that a name needs to be known behind a section of ours
 
 
+# what a reward function gets and gives, beside verl's and TRL's
+_REWARDS = (
+    "| | here | verl | TRL |",
+    "|---|---|---|---|",
+    "| signature | both, known by the names of the parameters | `(data_source, solution_str, ground_truth, extra_info)` | "
+    "`(prompts, completions, **columns)` |",
+    "| one call scores | a rollout by verl's signature, a group by TRL's | a rollout | all completions of a batch |",
+    "| a completion of a chat | a text by verl's signature, a list of one message by TRL's | a text | a list of one message |",
+    "| special tokens | left out, unless `reward.skip_special_tokens=false` | left out | left out |",
+    "| `None` | the rollout is unscored, and left out of the baseline | - | this function does not count |",
+    "| a dict | `score`, `acc`, and numbers that become metrics | `score`, and values that are logged | - |",
+    "| `trainer_state` | not given: a score depends on texts alone | - | given |",
+    "| a failure | tried once more, then the rollout is unscored and the step goes on | ends the run | ends the run |",
+    "| runs in | processes of its own, killed after `reward.timeout_s` | the trainer, or a worker | the trainer |",
+)
+
+
 def known() -> Iterator[Known]:
     """Yields every name of the table, in its order."""
     for framework, names in _TABLE.items():
@@ -363,8 +380,9 @@ def page(defaults: Mapping[str, object]) -> str:
         "## Defaults that differ\n\n" + "\n".join(rows) + "\n\n"
         "`optimizer.lr` is 1e-6 in all three, the rate of recipes that train all weights of models from 0.5B on. The demo's "
         "policy of 161,000 weights learns nothing at it in 30 steps, and much at 1e-4 ([measured](performance.md#learning)). "
-        "Low-rank additions take 1e-4, too (`gsm8k_qwen2_5_7b_lora`). TRL's SFT has 2e-5, and so has the config `sft`."
+        "Low-rank additions take 1e-4, too (`models/gsm8k_qwen2_5_7b_lora`). TRL's SFT has 2e-5, and so has the config `sft`."
     )
+    out.append("## What reward functions receive\n\n" + "\n".join(_REWARDS))
     for framework in _TABLE:
         rows = [f"| {framework} | here | note |", "|---|---|---|"]
         rows += [

@@ -1,6 +1,6 @@
 """Paths of this machine: what a user may name where the project reads or writes files.
 
-A URL is refused, except for SCHEME://BUCKET/NAME where a bucket is read or written (buckets/address.py). As a path,
+A URL is refused, except for SCHEME://BUCKET/NAME where a bucket is read or written (config/address.py). As a path,
 gs://bucket/runs would otherwise be a new local folder of the name gs:, and the run would be lost with its machine.
 
 A relative path in a config file is looked for beside that file first, then in the working directory. One on the command
@@ -13,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-from jaxrl_post.buckets import address
+from jaxrl_post.config import address
 
 _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/?/")  # also gs:/bucket, which a path makes of gs://bucket
 

@@ -29,10 +29,11 @@ from jaxrl_post.config import elsewhere, fields
 from jaxrl_post.config.fields import AUTO
 from jaxrl_post.config.local_path import check_place, placed, refuse_url
 from jaxrl_post.config.schema import Config
-from jaxrl_post.json_text import said, shown
+from jaxrl_post.ring.json_text import said, shown
 
 _LARGEST = sys.float_info.max
 _LONGEST = 200  # characters of the name of an option
+_FOLDERS = ("recipes", "models", "demo")  # of configs/, whose files all lay in configs/ itself in the last release
 
 
 def default(schema: type = Config) -> ml_collections.ConfigDict:
@@ -88,13 +89,7 @@ def load(path: str, schema: type = Config) -> ml_collections.ConfigDict:
     refuse_url(path, "--config")
     name, colon, choice = path.rpartition(":")
     named = bool(colon) and name.endswith(".py")
-    file = Path(name if named else path)
-    if not _is_python(file):
-        near = difflib.get_close_matches(f"{file.stem}.py", [p.name for p in file.parent.glob("*.py")], n=1)
-        raise ValueError(
-            f"--config={shown(path, 200)}: no such Python file"
-            + (f"; nearest is {file.parent / near[0]}" if near else "")
-        )
+    file = _found(Path(name if named else path), path)
     spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     try:  # from its source: a cached program of an older text may have the same time and size
@@ -160,6 +155,26 @@ def chosen(given: ml_collections.ConfigDict, choice: str, table: Mapping[str, Ma
             where = where[section]
         where[name] = value
     return given
+
+
+def _found(file: Path, asked: str) -> Path:
+    """Returns the file, or what a file in configs/ of the last release is now: one line names it.
+
+    Raises:
+      ValueError: no such file.
+    """
+    if _is_python(file):
+        return file
+    below = [file.parent / folder for folder in _FOLDERS] if file.absolute().parent.name == "configs" else []
+    for now in (folder / file.name.removeprefix(f"{folder.name}_") for folder in below):
+        if _is_python(now):
+            print(f"{file} is now {now}; the old name opens it in this release alone", file=sys.stderr)
+            return now
+    there = {found.name: found for folder in (*below, file.parent) for found in folder.glob("*.py")}
+    near = difflib.get_close_matches(f"{file.stem}.py", there, n=1)
+    raise ValueError(
+        f"--config={shown(asked, 200)}: no such Python file" + (f"; nearest is {there[near[0]]}" if near else "")
+    )
 
 
 def _is_python(file: Path) -> bool:

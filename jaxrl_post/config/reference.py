@@ -16,9 +16,9 @@ import textwrap
 import typing
 from collections.abc import Sequence
 
-from jaxrl_post.config import elsewhere, fields, readers
+from jaxrl_post.config import elsewhere, fields
 from jaxrl_post.config.schema import Config
-from jaxrl_post.json_text import said, shown
+from jaxrl_post.ring.json_text import said, shown
 
 RUN = "run"  # what the options without a section are listed under
 _WIDTH = 100
@@ -93,7 +93,6 @@ def _asked(arguments: Sequence[str]) -> str:
 
 def page(schema: type = Config) -> str:
     """Returns docs/options.md."""
-    read_by = readers.readers(schema)
     out = [
         "# Options",
         "Written by `python -m jaxrl_post.config.reference > docs/options.md`; do not edit. A file in configs/ assigns "
@@ -104,17 +103,17 @@ def page(schema: type = Config) -> str:
     ]
     for name, (doc, options) in sections(schema).items():
         out.append(f"## {name}\n\n{_flowing(doc)}")
-        rows = ["| option | type | default | allowed | unit | meaning | read by |", "|---|---|---|---|---|---|---|"]
-        rows += [_row(option, read_by[option.name]) for option in options]
+        rows = ["| option | type | default | allowed | unit | meaning |", "|---|---|---|---|---|---|"]
+        rows += [_row(option) for option in options]
         out.append("\n".join(rows))
     return "\n\n".join(out) + "\n"
 
 
-def _row(option: fields.Option, read_by: Sequence[str]) -> str:
+def _row(option: fields.Option) -> str:
     about = option.about
     meaning = about.doc + (f" Read only where {about.used_when.words()}." if about.used_when.text else "")
     cells = (f"`{option.name}`", kind(option), _default(option), allowed(option), about.unit, meaning)
-    return "| " + " | ".join([*cells, ", ".join(read_by)]).replace("  ", " ") + " |"
+    return "| " + " | ".join(cells).replace("  ", " ") + " |"
 
 
 def coming_from(schema: type = Config) -> str:

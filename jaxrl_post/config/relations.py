@@ -3,19 +3,31 @@
 The first rule refuses what would be ignored: an option whose condition `used_when` does not hold must have its default.
 The second one refuses options that contradict each other. Both give one sentence with names, values and what to do.
 Options are named by section and name, so nothing here knows a schema: the simulator uses the same entries.
+
+Most entries of the second rule are rows of a table, from what must hold to the sentence. What must hold is one line. A
+condition (fields.py) and an arrow may stand in front of it. The nearest valid value follows from the line. Three examples:
+
+| line | what must hold |
+|---|---|
+| `scheduler.name=pipeline -> scheduler.lend is 0` | the option has this value, where the condition holds |
+| `sampling.max_tokens < engine.max_length` | the option is below another one or a number; also <= and >= |
+| `batch.rows multiple_of mesh.shards` | another option divides it, or is 0 |
 """
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrl_post.config import conditions, fields
-from jaxrl_post.json_text import shown
+from jaxrl_post.config import fields
+from jaxrl_post.ring.json_text import shown
 
+_ROW = re.compile(r"(?:(.*) -> )?(\S+) (is|<=|<|>=|multiple_of) (\S+)")
 _PLACE = re.compile(r"\{([!#]?)([\w.]+)\}")
 
 
@@ -31,14 +43,60 @@ class Relation:
     names: tuple[str, ...]
     need: Callable[..., bool]
     says: str
-    when: conditions.Condition
+    when: fields.Condition
     nearest: Callable[..., Any] | None = None
     culprit: Callable[..., Any] | None = None
 
 
 def relation(*names: str, need: Callable[..., bool], says: str, when: str = "", **more: Any) -> Relation:
     """Declares a relation."""
-    return Relation(names=names, need=need, says=says, when=conditions.parse(when), **more)
+    return Relation(names=names, need=need, says=says, when=fields.parse(when), **more)
+
+
+def rows(table: Mapping[str, str]) -> tuple[Relation, ...]:
+    """Declares the relations of a table: what must hold, in the language above, and the sentence.
+
+    Raises:
+      ValueError: a line that is not of the language.
+    """
+    return tuple(_row(text, says) for text, says in table.items())
+
+
+def _row(text: str, says: str) -> Relation:
+    found = _ROW.fullmatch(text)
+    if found is None:
+        raise ValueError(f"relation: {text!r} must be NAME is VALUE, or NAME <=, <, >= or multiple_of NAME")
+    when, name, rule, other = found.groups(default="")
+    holds, nearest = _RULES[rule]
+    bound = _literal(other)
+    if isinstance(bound, str) and rule != "is":
+        return relation(name, other, need=holds, says=says, when=when, nearest=nearest)
+    return relation(
+        name, need=lambda value: holds(value, bound), says=says, when=when, nearest=lambda value: nearest(value, bound)
+    )
+
+
+def _literal(text: str) -> Any:
+    """Returns a number, a truth value or a tuple as Python writes it; else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def multiple_above(number: int, step: int) -> int:
+    """Returns the smallest multiple of `step` that is not below `number`."""
+    return -(-number // step) * step
+
+
+# Rule -> whether it holds of a value and a bound, and the nearest value of which it does.
+_RULES: dict[str, tuple[Callable[[Any, Any], bool], Callable[[Any, Any], Any]]] = {
+    "is": (operator.eq, lambda value, bound: bound),
+    "<=": (operator.le, lambda value, bound: bound),
+    ">=": (operator.ge, lambda value, bound: bound),
+    "<": (operator.lt, lambda value, bound: bound - 1),
+    "multiple_of": (lambda value, step: step == 0 or value % step == 0, multiple_above),
+}
 
 
 class Names:

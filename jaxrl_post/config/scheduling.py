@@ -6,7 +6,7 @@ nearest valid value. Options are named by section and name (relations.py).
 
 from __future__ import annotations
 
-from jaxrl_post.config.relations import relation
+from jaxrl_post.config.relations import relation, rows
 
 _ONE_STEP = "{scheduler.mini_batches} and {scheduler.ppo_epochs} must be 1"
 
@@ -27,7 +27,25 @@ def _nearest_layouts(layouts: tuple, own: int, devices: int) -> tuple:
     return tuple(dict.fromkeys(near))
 
 
-_ROUNDS = (
+_ROWS = rows(
+    {
+        "scheduler.stream <= scheduler.prompts": "{scheduler.stream} is above {scheduler.prompts}, which is the whole "
+        "round",
+        "scheduler.filter_groups=true -> scheduler.stream is 0": "{scheduler.stream} hands groups on before it is known "
+        "which of those that scheduler.filter_groups keeps are the round's first",
+        "scheduler.name=pipeline -> engine.layouts is ()": "{engine.layouts} are changed between rounds, which "
+        "scheduler.name='pipeline' has not",
+        "scheduler.max_unscored>0 -> scheduler.max_unscored >= scheduler.prompts": "{scheduler.max_unscored} never holds "
+        "a batch: it must be 0 or at least {scheduler.prompts}",
+        "mesh.engine>0 -> scheduler.interleave is 0": "{scheduler.interleave} divides the time of shared devices, and "
+        "with {mesh.engine} none are shared",
+        "scheduler.placement=rank_groups and replicas=0|1 -> scheduler.placement is least_loaded": "scheduler.placement='rank_groups' "
+        "needs replicas to choose from, and there is one",
+    }
+)
+
+SCHEDULING = (
+    *_ROWS,
     relation(
         "scheduler.mini_batches",
         "scheduler.prompts",
@@ -35,9 +53,6 @@ _ROUNDS = (
         says="{scheduler.mini_batches} must divide {scheduler.prompts}",
         nearest=lambda parts, prompts: max(n for n in range(1, parts + 1) if prompts % n == 0),
     ),
-)
-
-_RACES = (
     relation(
         "scheduler.over",
         when="scheduler.name=tail_batching",
@@ -60,16 +75,6 @@ _RACES = (
         says="{scheduler.long_batches} makes several batches of a long round, of which only the last one could be streamed: with "
         "{scheduler.stream} it must be 1",
     ),
-)
-
-_STREAMS = (
-    relation(
-        "scheduler.stream",
-        "scheduler.prompts",
-        need=lambda stream, prompts: stream <= prompts,
-        says="{scheduler.stream} is above {scheduler.prompts}, which is the whole round",
-        nearest=lambda stream, prompts: prompts,
-    ),
     relation(
         "scheduler.updates",
         when="scheduler.stream>0",
@@ -78,26 +83,12 @@ _STREAMS = (
         f"commit: {_ONE_STEP}, or the stream 0",
     ),
     relation(
-        "scheduler.stream",
-        "scheduler.filter_groups",
-        need=lambda stream, filters: stream == 0 or not filters,
-        says="{scheduler.stream} hands groups on before it is known which of those that scheduler.filter_groups keeps are the "
-        "round's first",
-        nearest=lambda stream, filters: 0,
-    ),
-)
-
-_FILTERS = (
-    relation(
         "scheduler.filter_metric",
         need=lambda metric: metric.strip() not in ("", "seq_final_reward"),
         says="{scheduler.filter_metric} must name the reward or a part of it; verl's 'seq_final_reward' holds the KL, which the "
         "learner alone knows",
         nearest=lambda metric: "seq_reward",
     ),
-)
-
-_PIPELINES = (
     relation(
         "scheduler.updates",
         when="scheduler.name=pipeline",
@@ -112,20 +103,6 @@ _PIPELINES = (
         nearest=lambda placement: "divided",
     ),
     relation(
-        "engine.layouts",
-        when="scheduler.name=pipeline",
-        need=lambda layouts: not layouts,
-        says="{engine.layouts} are changed between rounds, which scheduler.name='pipeline' has not",
-        nearest=lambda layouts: (),
-    ),
-    relation(
-        "scheduler.max_unscored",
-        "scheduler.prompts",
-        need=lambda most, prompts: most == 0 or most >= prompts,
-        says="{scheduler.max_unscored} never holds a batch: it must be 0 or at least {scheduler.prompts}",
-        nearest=lambda most, prompts: prompts,
-    ),
-    relation(
         "scheduler.max_ready",
         "scheduler.prompts",
         "scheduler.max_unscored",
@@ -133,16 +110,6 @@ _PIPELINES = (
         says="{scheduler.max_ready} stops admission before a batch is whole and scored: it must be 0 or at least "
         "{scheduler.prompts} and {scheduler.max_unscored}",
         nearest=lambda most, prompts, unscored: max(prompts, unscored),
-    ),
-)
-
-_SPLIT = (
-    relation(
-        "scheduler.interleave",
-        when="mesh.engine>0",
-        need=lambda interleave: interleave == 0,
-        says="{scheduler.interleave} divides the time of shared devices, and with {mesh.engine} none are shared",
-        nearest=lambda interleave: 0,
     ),
     relation(
         "engine.layouts",
@@ -159,9 +126,6 @@ _SPLIT = (
         says="{mesh.engine} publishes after each optimizer step: {scheduler.mini_batches}, {scheduler.ppo_epochs} and "
         "{scheduler.long_batches} must be 1",
     ),
-)
-
-_LAYOUTS = (
     relation(
         "engine.layouts",
         "mesh.replica",
@@ -184,13 +148,4 @@ _LAYOUTS = (
         need=lambda layouts, table: not (layouts and table),
         says="{engine.cost_table} was measured in one layout and {engine.layouts} compares several: leave one of them empty",
     ),
-    relation(
-        "scheduler.placement",
-        "replicas",
-        need=lambda placement, replicas: placement != "rank_groups" or replicas > 1,
-        says="scheduler.placement='rank_groups' needs replicas to choose from, and there is one",
-        nearest=lambda placement, replicas: "least_loaded",
-    ),
 )
-
-SCHEDULING = (*_ROUNDS, *_RACES, *_STREAMS, *_FILTERS, *_PIPELINES, *_SPLIT, *_LAYOUTS)

@@ -11,12 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_post.config import relations, rules
-from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_path, mapping, one_of, switch
+from jaxrl_post.config.fields import (
+    any_of_type,
+    file_path,
+    fraction,
+    input_path,
+    mapping,
+    number,
+    one_of,
+    positive,
+    switch,
+)
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
-from jaxrl_post.config.judging import JudgeConfig
 from jaxrl_post.config.monitoring import AlarmConfig, LoggerConfig, WatchdogConfig
-from jaxrl_post.config.scoring import EnvironmentConfig, RewardConfig
-from jaxrl_post.config.teaching import TeacherConfig
+from jaxrl_post.config.scoring import EnvironmentConfig, JudgeConfig, RewardConfig
+from jaxrl_post.config.token_terms import TeacherConfig
 from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, CriticConfig, LoraConfig, OptimizerConfig
 
 _FILES = "data.train!=task:* or data.sources!= or eval.prompts>0 and eval.data!= and eval.data!=task:*"
@@ -39,17 +48,13 @@ class PolicyConfig:
         doc="A tokenizer.json, a directory that holds one, or a llama2.c vocabulary. Empty: the one beside the model.",
     )
     compute_dtype: str = one_of(
-        "float32", "float32", "bfloat16", accelerator="bfloat16", doc="Number format of the learner's activations."
+        "float32|bfloat16", accelerator="bfloat16", doc="Number format of the learner's activations."
     )
     remat: bool = any_of_type(
         False, doc="Whether the activations of a layer are computed again in the backward pass, to save memory."
     )
     remat_policy: str = one_of(
-        "full",
-        "full",
-        "attention",
-        "projections",
-        "offload",
+        "full|attention|projections|offload",
         used_when="model.remat=true",
         doc="What of a layer is kept beside its input. full: nothing. attention: the output of attention. projections: "
         "that and all products with weights. offload: nothing, and inputs wait in host memory.",
@@ -67,25 +72,20 @@ class MeshConfig:
     whole processes learn and whole ones generate where the numbers of devices allow it. Else each has its part of both.
     """
 
-    data: int = at_least(
-        1, 1, unit="devices", doc="Learner: copies of the weights, each with its part of a micro-batch."
+    data: int = positive(1, unit="devices", doc="Learner: copies of the weights, each with its part of a micro-batch.")
+    fsdp: int = positive(
+        1, unit="devices", doc="Learner: parts of weights and moments, which also divide a micro-batch."
     )
-    fsdp: int = at_least(
-        1, 1, unit="devices", doc="Learner: parts of weights and moments, which also divide a micro-batch."
-    )
-    tensor: int = at_least(
-        1,
+    tensor: int = positive(
         1,
         unit="devices",
         doc="Learner: parts of every layer. Also of a replica of the engine, without `engine_tensor`.",
     )
-    engine: int = at_least(0, 0, unit="devices", doc="Devices of the engine alone. 0: it shares the learner's.")
-    engine_tensor: int = at_least(
-        0,
+    engine: int = number(0, unit="devices", doc="Devices of the engine alone. 0: it shares the learner's.")
+    engine_tensor: int = number(
         0,
         unit="devices",
-        used_when=_GENERATES,
-        why="demonstrations lie on no devices",
+        used_when=f"{_GENERATES} because demonstrations lie on no devices",
         doc="Devices of a replica of the engine, which divide every layer. 0: as many as `tensor`.",
     )
 
@@ -123,7 +123,7 @@ class DataConfig:
         used_when="data.sources!=",
         doc="Weight of each source among the prompts of training. Empty: all alike.",
     )
-    format: str = one_of("verl", "verl", "trl", "slime", used_when=_FILES, doc="Whose column names the files have.")
+    format: str = one_of("verl|trl|slime", used_when=_FILES, doc="Whose column names the files have.")
     columns: Mapping[str, Any] = mapping(
         used_when=_FILES,
         doc="Column names that replace those of `format`, by role: id, prompt, answer, source, extra; completion in "
@@ -156,25 +156,19 @@ class DataConfig:
     )
     source: str = any_of_type("", used_when=_FILES, doc="Source of rows that name none.")
     overlong: str = one_of(
-        "refuse",
-        "refuse",
-        "drop",
-        "cut",
+        "refuse|drop|cut",
         used_when="engine.name=rows or data.train=task:* or eval.prompts>0",
         doc="What becomes of prompts with more tokens than engine.max_length - sampling.max_tokens. What is dropped or cut is "
         "counted. cut: the last tokens stay, as with verl's truncation=left.",
     )
     duplicates: str = one_of(
-        "refuse",
-        "refuse",
-        "drop",
-        "number",
+        "refuse|drop|number",
         used_when=_FILES,
         doc="What becomes of a row whose id came before; a row without an id or index is known by its content. drop: it is left "
         "out and counted. number: its id gets a number behind `#`.",
     )
-    size: int = at_least(
-        4096, 1, unit="prompts", used_when="data.train=task:*", doc="Training prompts of a procedural task."
+    size: int = positive(
+        4096, unit="prompts", used_when="data.train=task:*", doc="Training prompts of a procedural task."
     )
     task: Mapping[str, Any] = mapping(
         used_when="data.train=task:* and data.sources= or eval.prompts>0 and eval.data=task:*",
@@ -196,42 +190,36 @@ class EvalConfig:
         "and data.sources=",
         doc="Arguments of the procedural task. Empty: those of data.task.",
     )
-    prompts: int = at_least(
-        256, 0, unit="prompts", doc="Held-out prompts, or all of a smaller file. 0: nothing is sampled."
-    )
-    completions: int = at_least(
-        0,
+    prompts: int = number(256, unit="prompts", doc="Held-out prompts, or all of a smaller file. 0: nothing is sampled.")
+    completions: int = number(
         0,
         unit="completions",
         used_when="engine.name=demonstrations|preferences",
         doc="Held-out solutions or pairs of preferences whose loss is measured, or all of a smaller file. 0: none.",
     )
-    samples: int = at_least(
+    samples: int = positive(
         4,
-        1,
         unit="rollouts",
         used_when=_EVALUATED,
         doc="Rollouts of each prompt at `temperature` and `top_p`, beside a greedy one.",
     )
-    temperature: float = at_least(
-        1.0, 0.0, used_when=_EVALUATED, doc="Divides the logits before the sampled rollouts are drawn. 0: greedy."
+    temperature: float = number(
+        1.0, used_when=_EVALUATED, doc="Divides the logits before the sampled rollouts are drawn. 0: greedy."
     )
-    top_p: float = at_least(
-        1.0,
-        0.0,
+    top_p: float = fraction(
         1.0,
         unit="share of probability",
         used_when=_EVALUATED,
         doc="Only the most likely ids that together hold this probability may be drawn. 1: all of them.",
     )
-    every: int = at_least(
-        0, 0, unit="optimizer steps", used_when=_MEASURED, doc="Evaluates after every so many. 0: never by this."
+    every: int = number(
+        0, unit="optimizer steps", used_when=_MEASURED, doc="Evaluates after every so many. 0: never by this."
     )
     at: tuple[int, ...] = any_of_type(
         (), unit="optimizer steps", used_when=_MEASURED, doc="Further steps after which it evaluates."
     )
-    show: int = at_least(
-        3, 0, unit="prompts", used_when=_EVALUATED, doc="Prompts whose rollouts are printed before and after the run."
+    show: int = number(
+        3, unit="prompts", used_when=_EVALUATED, doc="Prompts whose rollouts are printed before and after the run."
     )
 
 
@@ -239,15 +227,14 @@ class EvalConfig:
 class CheckpointConfig:
     """Checkpoints of the whole run. A save is a swap boundary, so `every` is part of what a run's bits depend on."""
 
-    every: int = at_least(
-        50, 0, unit="optimizer steps", doc="Saves at the first publish after every so many, and at the end. 0: never."
+    every: int = number(
+        50, unit="optimizer steps", doc="Saves at the first publish after every so many, and at the end. 0: never."
     )
-    keep_last: int = at_least(
+    keep_last: int = number(
         3, 2, unit="checkpoints", used_when="checkpoint.every>0", doc="The newest checkpoints that stay."
     )
-    max_failures: int = at_least(
+    max_failures: int = number(
         3,
-        0,
         unit="saves",
         used_when="checkpoint.every>0",
         doc="Failed saves in a row that end the run, for example where the disk is full. 0: none do.",
@@ -258,9 +245,9 @@ class CheckpointConfig:
 class HistoryConfig:
     """What is remembered of the rollouts of every prompt, for drafts and for schedules."""
 
-    epochs: int = at_least(2, 0, unit="epochs", doc="The latest epochs whose rollouts are kept. 0: nothing.")
-    max_bytes: int = at_least(
-        1 << 28, 1, unit="bytes", used_when="history.epochs>0", doc="The most that all of it may take."
+    epochs: int = number(2, unit="epochs", doc="The latest epochs whose rollouts are kept. 0: nothing.")
+    max_bytes: int = positive(
+        1 << 28, unit="bytes", used_when="history.epochs>0", doc="The most that all of it may take."
     )
 
 
@@ -269,14 +256,11 @@ class CurriculumConfig:
     """Which prompts of an epoch are drawn: by the success rates of their last groups, which the history holds."""
 
     interest: str = one_of(
-        "all",
-        "all",
-        "variance",
-        "failure",
+        "all|variance|failure",
         used_when=_RECORDED,
         doc="Prompts are drawn in proportion to it, from the success rate p. variance: p(1-p). failure: 1-p. all: every prompt.",
     )
-    share: float = at_least(
+    share: float = number(
         0.5,
         0.01,
         1.0,
@@ -284,7 +268,7 @@ class CurriculumConfig:
         used_when=_DRAWN,
         doc="Prompts that a pass through the data draws, of those that are not skipped.",
     )
-    uniform: float = at_least(
+    uniform: float = number(
         0.1,
         0.01,
         1.0,
@@ -297,21 +281,19 @@ class CurriculumConfig:
         used_when=_DRAWN,
         doc="Whether the loss of a prompt is multiplied by its importance weight. Else the weights are metrics alone.",
     )
-    skip_epochs: int = at_least(
-        0,
+    skip_epochs: int = number(
         0,
         unit="epochs",
         used_when=_RECORDED,
         doc="For so many of its epochs a solved or hopeless prompt is skipped. 0: none is.",
     )
-    solved: float = at_least(
-        1.0, 0.0, 1.0, unit="success rate", used_when=_SKIPPED, doc="From this mean reward on a prompt is solved."
+    solved: float = fraction(
+        1.0, unit="success rate", used_when=_SKIPPED, doc="From this mean reward on a prompt is solved."
     )
-    hopeless: float = at_least(
-        0.0, 0.0, 1.0, unit="success rate", used_when=_SKIPPED, doc="Up to this mean reward a prompt is hopeless."
+    hopeless: float = fraction(
+        0.0, unit="success rate", used_when=_SKIPPED, doc="Up to this mean reward a prompt is hopeless."
     )
-    groups: int = at_least(
-        1,
+    groups: int = positive(
         1,
         unit="groups",
         used_when=f"{_DRAWN} or {_SKIPPED}",
@@ -329,11 +311,10 @@ class Config:
     """A whole run."""
 
     name: str = any_of_type("run", doc="Begins the name of the run's folder.")
-    seed: int = at_least(0, 0, doc="Seeds the sampling noise, the order of the data and random weights.")
-    steps: int = at_least(10, 1, unit="optimizer steps", doc="Length of the run.")
+    seed: int = number(0, doc="Seeds the sampling noise, the order of the data and random weights.")
+    steps: int = positive(10, unit="optimizer steps", doc="Length of the run.")
     run_dir: str = file_path("runs", written=True, doc="The folder in which the run's folder is made.")
-    trace_rounds: int = at_least(
-        0,
+    trace_rounds: int = number(
         0,
         unit="rounds",
         doc="The first rounds, from the start or the resume, that are drawn for ui.perfetto.dev and scripts/plot_rounds.py.",

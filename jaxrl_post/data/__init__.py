@@ -1,1 +1,1 @@
-"""Data: tokenizers, chat templates, procedural tasks, and the order in which prompts come."""
+"""Data: tokenizers, chat templates, procedural tasks, and the order of prompts. A refusal is one sentence with its place."""

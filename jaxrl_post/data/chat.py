@@ -28,9 +28,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from jaxrl_post import json_text
 from jaxrl_post.data import rendering
-from jaxrl_post.json_text import said, shown
+from jaxrl_post.ring import json_text
+from jaxrl_post.ring.json_text import said, shown
 
 START_S = 60.0  # until a process is ready; importing is slow on a busy machine
 WALL_S = 9.0  # for one conversation; its bound of CPU time is reached long before, unless the machine is busy
@@ -49,11 +49,6 @@ class _Process:
         self._words: IO[bytes] | None = None
 
     def ask(self, question: Mapping[str, Any]) -> str:
-        """Returns the text of a conversation.
-
-        Raises:
-          ValueError: what the template said, or how its process ended. The next conversation gets a new process.
-        """
         try:
             body = json.dumps(question, default=_plain).encode()
         except (TypeError, RecursionError) as error:
@@ -133,7 +128,6 @@ class _Process:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a number of numpy as one of Python."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{shown(value)} is a {type(value).__name__}")
@@ -146,11 +140,7 @@ def _asked(messages: Sequence[Mapping], arguments: Mapping, **how: bool) -> dict
 
 
 def check_contents(messages: Sequence[Mapping], where: str = "") -> None:
-    """Refuses contents that are neither a text nor a list of text parts. `where`: begins the error.
-
-    Raises:
-      ValueError: one sentence with the place.
-    """
+    """Refuses contents that are neither a text nor a list of text parts. `where`: begins the error."""
     for place, message in enumerate(messages):
         content = message.get("content")
         if content is not None and not isinstance(content, (str, list)):
@@ -196,18 +186,13 @@ class Chat:
     _process: _Process = field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
-        given = {
-            "template": self.template,
-            "tool_template": self.tool_template,
-            "tokens": dict(self.tokens),
-            "now": None if self.now is None else self.now.isoformat(),
-            "arguments": dict(self.arguments),
-        }
+        now = None if self.now is None else self.now.isoformat()
+        given = dict(template=self.template, tool_template=self.tool_template, now=now)
+        given |= dict(tokens=dict(self.tokens), arguments=dict(self.arguments))
         object.__setattr__(self, "_process", _Process(given))
 
     @property
     def dated(self) -> bool:
-        """Returns whether the template asks for the date or the time."""
         return "strftime_now" in self.template + self.tool_template
 
     def render(
@@ -233,11 +218,7 @@ class Chat:
     def marked(
         self, messages: Sequence[Mapping], arguments: Mapping[str, Any] = MappingProxyType({})
     ) -> tuple[str, list[tuple[int, int]]]:
-        """Returns the text of a whole conversation, and start and end of each of its generation blocks, in characters.
-
-        Raises:
-          ValueError: as `render`, or the template marks nothing as generated.
-        """
+        """Returns the text of a whole conversation, and start and end of each of its generation blocks, in characters."""
         if not _MARK.search(self.template):
             raise ValueError(
                 "the chat template has no {% generation %} marks, which say what an assistant wrote; put one with marks "
@@ -259,9 +240,6 @@ def load(folder: str | Path, *, now: str = "", arguments: Mapping[str, Any] = Ma
     Args:
       now: the date and time that the template is told, in ISO form; empty: the clock's.
       arguments: of Chat.
-
-    Raises:
-      ValueError: a file that cannot be read, or a template or special token that is no text.
     """
     folder = Path(folder)
     file, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"

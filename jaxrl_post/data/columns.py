@@ -21,8 +21,8 @@ from typing import Any
 
 from jaxrl_post.data import messages
 from jaxrl_post.data.chat import text_of
-from jaxrl_post.json_text import shown
-from jaxrl_post.types import missing_value
+from jaxrl_post.ring.json_text import shown
+from jaxrl_post.ring.types import missing_value
 
 PLACE = "{prompt}"  # every template contains it
 _NONE = object()
@@ -63,9 +63,6 @@ class Columns:
       source: the source of rows without one.
       chat: whether a text prompt becomes a user's message, to which the tokenizer's chat template applies.
       system: the text of a system message in front of a conversation without one.
-
-    Raises:
-      ValueError: an unknown format or role, a column that is no text, no prompt column, or a template without PLACE.
     """
 
     format: str = "verl"
@@ -87,7 +84,6 @@ class Columns:
         )
 
     def of(self, role: str) -> tuple[str, ...]:
-        """Returns the columns that may fill a role, in order."""
         if role not in self.named:
             return (COMPLETION,) if role == COMPLETION else FORMATS[self.format][role]
         return (self.named[role],) if self.named[role] else ()
@@ -102,23 +98,20 @@ class Columns:
 
         Args:
           where: the object's file and line, for error messages.
-
-        Raises:
-          ValueError: the row is no object, or a column is missing or of the wrong kind. One sentence with `where`.
         """
         _need(isinstance(given, dict), f"data: {where}: must be an object, got a {type(given).__name__}")
-        info = self._extra(where, given)
+        name, info = self.first(given, "extra")
+        info = {} if info is _NONE or info is None else info
+        _need(isinstance(info, dict), f"data: {where}, column {name!r}: must be an object, got {shown(info)}")
         _, source = self.first(given, "source")
         source = self.source if source in (_NONE, None) else source
         _need(
             isinstance(source, str),
             f"data: {where}, column {self._name('source')!r}: must be a text, got {shown(source)}",
         )
-        prompt = self._prompt(where, given)
-        answer, lacks = self._answer(given)
+        prompt, (answer, lacks) = self._prompt(where, given), self._answer(given)
         row = {"prompt": prompt, "answer": answer, "source": source, "extra": self._others(given) | info}
-        row = {"id": self._identity(given, info, row), **row, "where": where}
-        row["prompt"] = self._shaped(where, prompt)
+        row = {"id": self._identity(given, info, row), **row, "where": where, "prompt": self._shaped(where, prompt)}
         told = messages.arguments(f"data: {where}", given)
         _need(
             not told or not isinstance(row["prompt"], str),
@@ -126,8 +119,7 @@ class Columns:
             "write the prompt as a list of messages, or leave the columns 'tools' and 'chat_template_kwargs' out",
         )
         _, value = self.first(given, "answer")
-        held = not lacks and not isinstance(value, str)
-        row |= {"value": value} if held else {}
+        row |= {} if lacks or isinstance(value, str) else {"value": value}
         return row | ({"arguments": told} if told else {}) | ({"lacks": lacks} if lacks else {})
 
     def first(self, given: Mapping, role: str) -> tuple[str, Any]:
@@ -153,7 +145,6 @@ class Columns:
         return messages.check(place, prompt)
 
     def _answer(self, given: dict) -> tuple[str, str]:
-        """Returns the ground truth as text, and why there is none, one of them empty."""
         name, answer = self.first(given, "answer")
         names = self.of("answer")
         if answer is _NONE and not names:
@@ -166,12 +157,6 @@ class Columns:
         if lacks := missing_value(answer):
             return "", f"column {name!r} {lacks}"
         return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False), ""
-
-    def _extra(self, where: str, given: dict) -> dict:
-        name, info = self.first(given, "extra")
-        info = {} if info is _NONE or info is None else info
-        _need(isinstance(info, dict), f"data: {where}, column {name!r}: must be an object, got {shown(info)}")
-        return info
 
     def _others(self, given: dict) -> dict:
         """Returns the columns that fill no role, and what is left of an object of which a role reads one key."""
@@ -213,7 +198,6 @@ class Columns:
 
 
 def _at(given: Mapping, name: str) -> Any:
-    """Returns the value of a column, or of an object's key. _NONE: there is none."""
     if name in given:
         return given[name]
     for part in name.split("."):

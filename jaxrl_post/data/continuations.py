@@ -24,8 +24,7 @@ Decode = Callable[..., str]  # decode(ids, skip_special=True, before=())
 def text(plain: Callable[[Sequence[int]], str], shows: Callable[[int], bool], before: Sequence[int], ids: list) -> str:
     """Returns the text of `ids` behind those of `before`.
 
-    Args:
-      plain: the text of ids that stand alone. `shows`: whether `before` may be cut in front of a token.
+    `plain`: the text of ids that stand alone. `shows`: whether `before` may be cut in front of a token.
     """
     first = len(before) - 1
     while first > 0 and not shows(int(before[first])):
@@ -34,10 +33,12 @@ def text(plain: Callable[[Sequence[int]], str], shows: Callable[[int], bool], be
     head, whole = plain(few), plain(few + ids)
     if whole.startswith(head):
         return whole[len(head) :]
-    same = next(
-        (place for place, pair in enumerate(zip(head, whole)) if pair[0] != pair[1]), min(len(head), len(whole))
-    )
-    return whole[same:]
+    return whole[common(head, whole) :]
+
+
+def common(one: Sequence, other: Sequence) -> int:
+    """Returns how many first tokens or characters are equal."""
+    return next((place for place, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other)))
 
 
 def visible(text: str) -> bool:

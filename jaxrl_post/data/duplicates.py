@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxrl_post.json_text import shown
+from jaxrl_post.ring.json_text import shown
 
 REFUSE, DROP, NUMBER = "refuse", "drop", "number"
 
@@ -15,9 +15,7 @@ REFUSE, DROP, NUMBER = "refuse", "drop", "number"
 def settled(rows: Sequence[dict], mode: str, option: str, source: str) -> tuple[list[dict], tuple[str, ...]]:
     """Returns the rows with ids of their own, and at most one line on what became of the others.
 
-    Args:
-      mode: REFUSE leaves all rows as they are.
-      option: data.train or eval.data. `source`: what it names.
+    `mode`: REFUSE leaves all rows as they are. `option`: data.train or eval.data. `source`: what it names.
     """
     ids = {row["id"] for row in rows}
     if mode == REFUSE or len(ids) == len(rows):

@@ -16,15 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_post import json_text
+from jaxrl_post.ring import json_text
 
 
 def objects(path: str | Path) -> Iterator[tuple[str, Any]]:
     """(place, object): "FILE, line 3" of a JSONL file (*.jsonl, *.json), empty lines left out. Of an array "FILE, item 3", and of
     a Parquet file "FILE, row 3".
-
-    Raises:
-      ValueError: one sentence, with file and line.
     """
     path = Path(path)
     if not path.is_file():
@@ -40,7 +37,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         with open(path, encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 if first and line.lstrip().startswith("["):
-                    yield from _items(path, "\n" * (number - 1) + line + lines.read())
+                    items = _items(path, "\n" * (number - 1) + line + lines.read())
+                    yield from ((f"{path}, item {place}", item) for place, item in enumerate(items, start=1))
                     return
                 if line.strip():
                     first = False
@@ -51,16 +49,13 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         raise ValueError(f"data: {path}, after line {number}: cannot be read: {error.strerror}") from error
 
 
-def _items(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    """Yields the objects of a JSON array."""
+def _items(path: Path, text: str) -> list:
     try:
-        items = json_text.parsed(text, f"data: {path}")
+        return json_text.parsed(text, f"data: {path}")
     except ValueError as error:
         raise ValueError(
             f"{error}; a file that begins with '[' is one array of objects, else write one object a line"
         ) from error
-    for number, item in enumerate(items, start=1):
-        yield f"{path}, item {number}", item
 
 
 def _broken(path: Path) -> int:
@@ -76,8 +71,7 @@ def _broken(path: Path) -> int:
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        import pyarrow
-        import pyarrow.parquet
+        import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "pyarrow":
             raise
@@ -85,23 +79,24 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
             f"data: {path} is a Parquet file, which needs pyarrow: pip install 'jaxrl_post[parquet]', or "
             "write the rows as JSONL"
         ) from error
-    # Damaged pages raise OSError and bare errors of Python beside the library's own.
-    damaged = (pyarrow.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError)
-    for number, row in enumerate(_batched_rows(path, pyarrow.parquet, damaged), start=1):
+    for number, row in enumerate(_batched_rows(path), start=1):
         yield f"{path}, row {number}", plain(f"{path}, row {number}", row)
 
 
-def _batched_rows(path: Path, parquet: Any, damaged: tuple[type[Exception], ...]) -> Iterator[dict]:
+def _batched_rows(path: Path) -> Iterator[dict]:
     """Yields the rows of a Parquet file. Text that is no UTF-8 would raise only where it is used, so it is asked for."""
+    import pyarrow.parquet
+
     number = 0
     try:
-        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches():
                 batch.validate(full=True)
                 for row in _told(batch).to_pylist():
                     number += 1
                     yield row
-    except damaged as error:
+    # Damaged pages raise OSError and bare errors of Python beside the library's own.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError) as error:
         words = json_text.said(error)
         raise ValueError(f"data: {path}, after row {number}: no whole Parquet file: {words}") from error
 
@@ -140,11 +135,7 @@ def _without_nanoseconds(kind: Any, unit: str) -> Any:
 
 
 def plain(where: str, value: Any) -> Any:
-    """Returns a value of a row as JSON could have said it: arrays become lists, and dates and decimals become text.
-
-    Raises:
-      ValueError: JSON has nothing like it. One sentence that begins with `where`.
-    """
+    """Returns a value of a row as JSON could have said it: arrays become lists, and dates and decimals become text."""
     if isinstance(value, Mapping):
         return {name: plain(f"{where}, column {name!r}", member) for name, member in value.items()}
     if isinstance(value, (list, tuple)):

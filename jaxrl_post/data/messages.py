@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_post import json_text
 from jaxrl_post.data.chat import check_contents
-from jaxrl_post.json_text import shown
+from jaxrl_post.ring import json_text
+from jaxrl_post.ring.json_text import shown
 
 _SAID = ("content", "tool_calls", "reasoning_content", "thinking", "reasoning")  # a message has one of them
 TOOLS, ARGUMENTS = "tools", "chat_template_kwargs"
@@ -39,11 +39,7 @@ def plain(value: Any) -> Any:
 
 
 def read(where: str, value: Any) -> Any:
-    """Returns messages, which may be a text of JSON, as a list without nulls. Any other text is returned as it is.
-
-    Raises:
-      ValueError: a text of messages in another form, with `where`.
-    """
+    """Returns messages, which may be a text of JSON, as a list without nulls. Any other text is returned as it is."""
     if not isinstance(value, str):
         return plain(value)
     if not value.lstrip()[:1] or value.lstrip()[0] not in '[{"' or "role" not in value:
@@ -51,7 +47,10 @@ def read(where: str, value: Any) -> Any:
     try:
         found = json_text.parsed(value, where)
     except ValueError:
-        found = _of_python(value)
+        try:
+            found = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            return value
         if not _talk(found):
             return value
     else:
@@ -63,13 +62,6 @@ def read(where: str, value: Any) -> Any:
             "JSON"
         )
     return value
-
-
-def _of_python(text: str) -> Any:
-    try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return None
 
 
 def _talk(value: Any) -> bool:
@@ -88,11 +80,7 @@ def _message(value: Any) -> bool:
 
 
 def arguments(where: str, given: Mapping) -> dict[str, Any]:
-    """Returns what a row's template may read beside messages: its column `tools`, and each name of `chat_template_kwargs`.
-
-    Raises:
-      ValueError: a column that is no such thing, with `where`.
-    """
+    """Returns what a row's template may read beside messages: its column `tools`, and each name of `chat_template_kwargs`."""
     told = _parsed(f"{where}, column {ARGUMENTS!r}", given.get(ARGUMENTS))
     if told and not isinstance(told, Mapping):
         raise ValueError(f"{where}, column {ARGUMENTS!r}: must be an object, got {shown(told)}")
@@ -112,11 +100,7 @@ def _parsed(where: str, value: Any) -> Any:
 
 
 def check_names(where: str, given: Mapping) -> None:
-    """Refuses arguments that are apply_chat_template's own and not its template's.
-
-    Raises:
-      ValueError: one sentence with `where` and the name.
-    """
+    """Refuses arguments that are apply_chat_template's own and not its template's."""
     for name in given:
         if name in _OTHERS or name == TOOLS or not isinstance(name, str):
             instead = f"give them in the column {TOOLS!r} of a row" if name == TOOLS else "leave it out"
@@ -124,11 +108,7 @@ def check_names(where: str, given: Mapping) -> None:
 
 
 def check(where: str, value: Any) -> list[dict]:
-    """Returns messages of a row, as `read` gives them, after checking their form.
-
-    Raises:
-      ValueError: there are none, or one lacks its role or content, with `where`.
-    """
+    """Returns messages of a row, as `read` gives them, after checking their form."""
     if not isinstance(value, list) or not value:
         raise ValueError(f"{where}: must be a text or a list of messages, got {shown(str(value))}")
     for place, message in enumerate(value):

@@ -8,7 +8,6 @@ Refused: a completion that is empty or cannot be cut from its prompt, and a pair
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,20 +15,17 @@ from typing import Any
 from jaxrl_post.data import messages, prompts, supervised
 from jaxrl_post.data.chat import Chat
 from jaxrl_post.data.columns import Columns
+from jaxrl_post.data.continuations import common
 from jaxrl_post.data.tasks import Task
 from jaxrl_post.data.tokenizer import Tokenizer
-from jaxrl_post.json_text import shown
-from jaxrl_post.types import Prompt
+from jaxrl_post.ring.json_text import shown
+from jaxrl_post.ring.types import Prompt
 
 SIDES = ("chosen", "rejected")
 
 
 def row(where: str, given: Any, columns: Columns) -> dict:
-    """Returns one row, as Columns.row does, with `pair`: what was chosen and what was rejected, texts or messages.
-
-    Raises:
-      ValueError: a row that is refused, with `where`.
-    """
+    """Returns one row, as Columns.row does, with `pair`: what was chosen and what was rejected, texts or messages."""
     if not isinstance(given, dict):
         return columns.row(where, given)
     for side in SIDES:
@@ -41,7 +37,7 @@ def row(where: str, given: Any, columns: Columns) -> dict:
     split = _are_whole(where, given, columns)
     if split:
         given = _split(where, given)
-        columns = dataclasses.replace(columns, named={**columns.named, "prompt": "prompt"})
+        columns = supervised.with_prompt("prompt", columns)
     out = columns.row(where, given) | ({"continues": False} if split else {})
     pair = [supervised.completion(f"data: {where}, column {side!r}", given[side], out["prompt"]) for side in SIDES]
     if pair[0] == pair[1]:
@@ -50,22 +46,14 @@ def row(where: str, given: Any, columns: Columns) -> dict:
 
 
 def of_task(rows: Sequence[Mapping], task: Task, source: str) -> list[dict]:
-    """Returns the rows of a procedural task, each with its `pair`.
-
-    Raises:
-      ValueError: the task has no preferences.
-    """
+    """Returns the rows of a procedural task, each with its `pair`."""
     if task.prefer is None:
         raise ValueError(f"data: {source}: this task has no preferences; name a file of them, or 'task:sums'")
     return [{"where": one["id"], **one, "pair": list(task.prefer(one["extra"]))} for one in rows]
 
 
 def check_margins(rows: Sequence[Mapping]) -> None:
-    """Refuses a column `margin` that is no number. It says by how much the chosen completion must be better, as in TRL.
-
-    Raises:
-      ValueError: one sentence with file and line.
-    """
+    """Refuses a column `margin` that is no number. It says by how much the chosen completion must be better, as in TRL."""
     for one in rows:
         margin = one["extra"].get("margin")
         number = isinstance(margin, (int, float)) and not isinstance(margin, bool) and math.isfinite(margin)
@@ -86,9 +74,7 @@ def _split(where: str, given: Mapping) -> dict:
     talks = [given[side] for side in SIDES]
     if not all(isinstance(talk, list) for talk in talks):
         raise ValueError(f"data: {where}: has no prompt, and 'chosen' and 'rejected' are no conversations of messages")
-    same = 0
-    while same < min(map(len, talks)) and talks[0][same] == talks[1][same]:
-        same += 1
+    same = common(*talks)
     if not same:
         raise ValueError(f"data: {where}: 'chosen' and 'rejected' do not begin with the same messages")
     return {**given, "prompt": talks[0][:same], **{side: talk[same:] for side, talk in zip(SIDES, talks, strict=True)}}
@@ -111,9 +97,6 @@ def tokenised(
       most: most tokens of a completion with its end token.
       where: what the rows are called in an error.
       left: as in supervised.tokenised. Both completions begin where the first of them differs from the prompt.
-
-    Raises:
-      ValueError: a completion that is empty, too long or cannot be cut from its prompt, with file and line.
     """
     begun, pairs = [], {}
     left = {} if left is None else left
@@ -124,7 +107,7 @@ def tokenised(
             supervised.completed(side, one, said, words, chat, limit + most)
             for side, said in zip(places, one["pair"], strict=True)
         ]
-        same = supervised.common(both[0].shown, both[1].shown)
+        same = common(*(found.shown for found in both))
         sides = [found.shown[same:] + found.tokens for found in both]
         for side, tokens in zip(places, sides, strict=True):
             supervised.check(side, one["id"], tokens, words, most, where)

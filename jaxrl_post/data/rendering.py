@@ -68,7 +68,6 @@ class _Generation(jinja2.ext.Extension):
         self.begin()
 
     def begin(self) -> None:
-        """Forgets the blocks of the conversation before."""
         self.written, self.blocks = 0, []
 
     def parse(self, parser):
@@ -96,17 +95,14 @@ def main() -> None:
         except MemoryError:
             kind, text = ERROR, f"it needs more than {BYTES >> 20} MiB of memory"
         except _MISTAKES as error:
-            kind, text = ERROR, " ".join(f"{_name(error)}{error}".split())[:_SAID]
+            name = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
+            kind, text = ERROR, " ".join(f"{name}{error}".split())[:_SAID]
         signal.setitimer(signal.ITIMER_PROF, 0)
         _reply(kind, text)
 
 
 class Renderer:
-    """The templates of a tokenizer, each compiled when it is first used.
-
-    Args:
-      given: the first message of the protocol.
-    """
+    """The templates of a tokenizer, each compiled when it is first used. `given`: the first message of the protocol."""
 
     def __init__(self, given: Mapping[str, Any]):
         self._given = given
@@ -114,11 +110,6 @@ class Renderer:
         self._parts: dict[tuple[str, str], bool] = {}
 
     def answer(self, asked: Mapping[str, Any]) -> str:
-        """Returns the answer to a further message of the protocol.
-
-        Raises:
-          ValueError: the message to be continued is not in the text, or the text is too long.
-        """
         names = {**self._given["tokens"], **self._given["arguments"], **asked["arguments"]}
         names["tools"] = names.get("tools") or None
         source = (names["tools"] and self._given["tool_template"]) or self._given["template"]
@@ -141,7 +132,6 @@ class Renderer:
         return message
 
     def _takes_parts(self, source: str, role: str) -> bool:
-        """Returns whether the template writes the text of a part, and not the part as Python or JSON would."""
         if (source, role) not in self._parts:
             probe: list[dict] = [{"role": role, "content": [{"type": "text", "text": _PART}]}]
             if role in ("assistant", "tool"):
@@ -157,10 +147,6 @@ class Renderer:
             before, mark, _ = text.partition(_PART)
             self._parts[source, role] = bool(mark) and not _WRITTEN_OUT.search(before)
         return self._parts[source, role]
-
-
-def _name(error: Exception) -> str:
-    return "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
 
 
 def compiled(template: str, now: str | None) -> jinja2.Template:
@@ -179,11 +165,7 @@ def compiled(template: str, now: str | None) -> jinja2.Template:
 
 
 def rendered(template: jinja2.Template, messages: list[dict], generation: bool, names: Mapping[str, Any]) -> str:
-    """Returns the text of a conversation. `names`: what else the template may read.
-
-    Raises:
-      ValueError: the text has more than LONGEST characters.
-    """
+    """Returns the text of a conversation. `names`: what else the template may read."""
     pieces, said = [], template.environment.extensions[_Generation.identifier]
     said.begin()
     given = {"documents": None, **names, "messages": messages, "add_generation_prompt": generation}
@@ -196,11 +178,7 @@ def rendered(template: jinja2.Template, messages: list[dict], generation: bool, 
 
 
 def continued(template: jinja2.Template, messages: list[dict], names: Mapping[str, Any]) -> str:
-    """Returns the text up to the end of the last message, as transformers' continue_final_message does.
-
-    Raises:
-      ValueError: the last message has no text, or the template leaves it out or changes it.
-    """
+    """Returns the text up to the end of the last message, as transformers' continue_final_message does."""
     content = messages[-1].get("content")
     if content is None or content == []:
         raise ValueError("the last message is of the assistant and has no content that could be continued")
@@ -218,11 +196,7 @@ def continued(template: jinja2.Template, messages: list[dict], names: Mapping[st
 
 
 def marks(template: jinja2.Template, text: str) -> list[tuple[int, int]]:
-    """Returns start and end of each generation block in the text that was rendered last.
-
-    Raises:
-      ValueError: a block is not where it was written, as one inside of a macro.
-    """
+    """Returns start and end of each generation block in the text that was rendered last."""
     out = []
     for start, said in template.environment.extensions[_Generation.identifier].blocks:
         if text[start : start + len(said)] != said:

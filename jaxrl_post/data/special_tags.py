@@ -43,8 +43,7 @@ def hidden(words: Tokenizer, prompt: Sequence[int]) -> list[str]:
 
 def _closing(tag: str) -> list[str]:
     """Returns how the counterparts of an opening tag may be written."""
-    found = _TAG.fullmatch(tag)
-    if found is None:
+    if (found := _TAG.fullmatch(tag)) is None:
         return []
     begin, name, end = found.groups()
     swapped = [other + name[len(one) :] for one, other in zip(_BEGINS, _ENDS, strict=True) if name.startswith(one)]

@@ -12,22 +12,32 @@ writes behind it is not trained on, because a policy never writes there. A templ
 in another way when a completion follows. Then training begins at the first token that differs, as in TRL, and the rest of the
 head is left out. Refused: a template that writes the messages themselves in another way, a completion that is empty behind
 the template, and rows of preferences.
+
+With data.assistant_only_loss a row is `messages`, and every assistant's turn is trained on, as TRL does with
+assistant_only_loss (the functions below `Taught`). The chat template says what an assistant wrote, by its {% generation %}
+marks. A token is trained on where it overlaps a mark, as in transformers'
+apply_chat_template(return_assistant_tokens_mask=True). No end token is added. The prompt is what lies before the first trained
+token. Tokens between two turns are shown, as what an environment says in reinforcement learning. What follows the last
+trained token is left out, because nothing reads it. Refused: a row without `messages`, a template without marks, and a
+conversation in which nothing would be trained on.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jaxrl_post.data import files, messages, prompts
+from jaxrl_post.data import messages, prompts
 from jaxrl_post.data.chat import Chat, text_of
 from jaxrl_post.data.columns import Columns
-from jaxrl_post.data.overlong import measured
-from jaxrl_post.data.tokenizer import Tokenizer
-from jaxrl_post.json_text import shown
-from jaxrl_post.types import Prompt
+from jaxrl_post.data.continuations import common
+from jaxrl_post.data.prompts import measured
+from jaxrl_post.data.tokenizer import JsonTokenizer, Tokenizer
+from jaxrl_post.ring.json_text import shown
+from jaxrl_post.ring.types import Prompt
 
 _ROLE = "assistant"
 _NEAR = 40  # characters around a difference
@@ -38,9 +48,6 @@ def row(where: str, given: Any, columns: Columns) -> dict:
     """Returns one row, as Columns.row does, with `demonstration`: what is trained on.
 
     It is a text, an assistant's message, or None for a row of `text`, which is trained on as a whole.
-
-    Raises:
-      ValueError: a row that is refused, with `where`.
     """
     if not isinstance(given, dict):
         return columns.row(where, given)
@@ -53,7 +60,12 @@ def row(where: str, given: Any, columns: Columns) -> dict:
         return _conversation(where, given, columns)
     asked, _ = columns.first(given, "prompt")
     if not asked and "text" in given:
-        return _text(where, given, columns)
+        if columns.template or columns.chat:
+            raise ValueError(
+                f"data: {where}, column 'text': is trained on as it is: data.template and data.chat do not apply to it; leave "
+                "them out, or write rows of prompt and completion"
+            )
+        return with_prompt("text", columns).row(where, given) | {"demonstration": None}
     out = columns.row(where, given)
     solution = out["extra"].get("solution")
     if out.get("lacks") and not solution:
@@ -62,17 +74,6 @@ def row(where: str, given: Any, columns: Columns) -> dict:
             "engine.name='demonstrations' has nothing to demonstrate"
         )
     return out | {"demonstration": str(solution) if solution is not None else out["answer"]}
-
-
-def read(path: str | Path, columns: Columns, each: Callable[[str, Any, Columns], dict] = row) -> list[dict]:
-    """Returns the rows of a file, as `each` reads one object of it.
-
-    Raises:
-      ValueError: no such file, or a row that is refused, with file and line.
-    """
-    if not Path(path).is_file():
-        return prompts.read(path, columns)  # which says so
-    return [each(where, given, columns) for where, given in files.objects(path)]
 
 
 def refuse_preferences(where: str, given: Mapping) -> None:
@@ -90,16 +91,13 @@ def refuse_preferences(where: str, given: Mapping) -> None:
 def completion(where: str, said: Any, prompt: str | list) -> str | dict:
     """Returns the completion of a prompt: a text behind a text, an assistant's message behind messages."""
     said = messages.read(where, said)
-    if isinstance(said, list):
-        if len(said) != 1 or not isinstance(said[0], dict) or said[0].get("role") != _ROLE:
-            raise ValueError(f"{where}: must be a text or one message of the assistant, got {shown(said)}")
-        if isinstance(prompt, str):
-            raise ValueError(
-                f"{where}: is a message, but the prompt is a text: give both as texts, or both as messages"
-            )
-        return messages.check(where, said)[0]
-    if not isinstance(said, str):
+    one = isinstance(said, list) and len(said) == 1 and isinstance(said[0], dict) and said[0].get("role") == _ROLE
+    if not one and not isinstance(said, str):
         raise ValueError(f"{where}: must be a text or one message of the assistant, got {shown(said)}")
+    if one and isinstance(prompt, str):
+        raise ValueError(f"{where}: is a message, but the prompt is a text: give both as texts, or both as messages")
+    if one:
+        return messages.check(where, said)[0]
     return said if isinstance(prompt, str) else {"role": _ROLE, "content": said}
 
 
@@ -112,18 +110,14 @@ def _conversation(where: str, given: dict, columns: Columns) -> dict:
         )
     if len(whole) == 1:
         raise ValueError(f"{place}: holds a completion and no prompt")
-    own = dataclasses.replace(columns, named={**columns.named, "prompt": "messages"})
-    out = own.row(where, given | {"messages": whole[:-1], _WHOLE: whole})  # so the row's hash is of all of it
+    given = given | {"messages": whole[:-1], _WHOLE: whole}
+    out = with_prompt("messages", columns).row(where, given)  # so the row's hash is of all of it
     extra = {name: value for name, value in out["extra"].items() if name != _WHOLE} | {"messages": whole}
     return _with_truth(out | {"extra": extra, "continues": False}, whole[-1])
 
 
 def talk(where: str, given: Any) -> list[dict]:
-    """Returns the conversation in a column `messages`, without nulls.
-
-    Raises:
-      ValueError: it is none, with `where`.
-    """
+    """Returns the conversation in a column `messages`, without nulls."""
     place = f"data: {where}, column 'messages'"
     found = messages.read(place, given)
     if not isinstance(found, list) or not found:
@@ -131,15 +125,9 @@ def talk(where: str, given: Any) -> list[dict]:
     return messages.check(place, found)
 
 
-def _text(where: str, given: dict, columns: Columns) -> dict:
-    """Returns a row of `text`."""
-    if columns.template or columns.chat:
-        raise ValueError(
-            f"data: {where}, column 'text': is trained on as it is: data.template and data.chat do not apply to it; leave "
-            "them out, or write rows of prompt and completion"
-        )
-    own = dataclasses.replace(columns, named={**columns.named, "prompt": "text"})
-    return own.row(where, given) | {"demonstration": None}
+def with_prompt(column: str, columns: Columns) -> Columns:
+    """Returns columns of which this one holds the prompt."""
+    return dataclasses.replace(columns, named={**columns.named, "prompt": column})
 
 
 def _with_truth(out: dict, demonstration: str | dict) -> dict:
@@ -151,11 +139,7 @@ def _with_truth(out: dict, demonstration: str | dict) -> dict:
 
 
 def questions(rows: Sequence[Mapping]) -> list[dict]:
-    """Returns rows without their demonstrations, to be asked in an evaluation.
-
-    Raises:
-      ValueError: a row of `text`, which asks nothing.
-    """
+    """Returns rows without their demonstrations, to be asked in an evaluation."""
     for one in rows:
         if one["demonstration"] is None:
             raise ValueError(
@@ -223,9 +207,13 @@ def completed(place: str, row: Mapping, said: str | dict, words: Tokenizer, chat
     if isinstance(said, str) and not isinstance(prompt, str):  # a ground truth behind messages
         return Completed(_ended(_encoded(place, said, words, most, special=False), words), [])
     if isinstance(said, str):
-        shown_ids = _encoded(place, prompt, words, most)
-        behind = _behind(place, shown_ids, _encoded(place, prompt + said, words, most))
-        return Completed(_ended(behind, words), shown_ids)
+        head, ids = (_encoded(place, text, words, most) for text in (prompt, prompt + said))
+        if ids[: len(head)] != head:
+            raise ValueError(
+                f"{place}: a token reaches from the prompt into the completion, so that the prompt alone has other tokens; move the "
+                "space between them to the completion, or change the end of the prompt"
+            )
+        return Completed(_ended(ids[len(head) :], words), head)
     if chat is None:
         raise ValueError(
             f"{place}: the completion is a message, but the tokenizer has no chat template; add chat_template.jinja beside it, "
@@ -242,11 +230,6 @@ def completed(place: str, row: Mapping, said: str | dict, words: Tokenizer, chat
     same = common(head_ids, ids)
     left = words.decode(head_ids[same:], skip_special=False, before=head_ids[:same])
     return Completed(_closed(place, ids[same:], words), head_ids[:same], left)
-
-
-def common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Returns how many first tokens or characters are equal."""
-    return next((place for place, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other)))
 
 
 def _check_messages(chat: Chat, bare: str, head: str, whole: str) -> None:
@@ -269,7 +252,6 @@ def _check_messages(chat: Chat, bare: str, head: str, whole: str) -> None:
 
 
 def fitting(place: str, ids: list[int], limit: int) -> list[int]:
-    """Returns the tokens of a prompt. Refuses more than `limit`."""
     if len(ids) > limit:
         raise ValueError(
             f"{place}: the prompt has {len(ids)} tokens; it may have {limit} (engine.max_length - sampling.max_tokens)"
@@ -308,18 +290,7 @@ def _encoded(place: str, text: str, words: Tokenizer, most: int, special: bool =
         raise ValueError(f"{place}: {error}") from error
 
 
-def _behind(place: str, head: list[int], whole: list[int]) -> list[int]:
-    """Returns the tokens behind those of the prompt, which begin the whole."""
-    if whole[: len(head)] != head:
-        raise ValueError(
-            f"{place}: a token reaches from the prompt into the completion, so that the prompt alone has other tokens; move the "
-            "space between them to the completion, or change the end of the prompt"
-        )
-    return whole[len(head) :]
-
-
 def _ended(ids: list[int], words: Tokenizer) -> list[int]:
-    """Returns the tokens with an end token."""
     return ids if ids[-1:] and ids[-1] in words.eos_ids else [*ids, words.eos_ids[0]]
 
 
@@ -342,9 +313,85 @@ def check(place: str, id: str, ids: list[int], words: Tokenizer, most: int, wher
 
 
 def check_length(id: str, tokens: int, most: int, where: str) -> None:
-    """Refuses a demonstration of more than `most` tokens."""
     if tokens > most:
         raise ValueError(
             f"data: {where}: the demonstration of prompt {id!r} has {tokens} tokens with its end, more than "
             f"sampling.max_tokens={most}; the nearest valid value is {tokens}"
         )
+
+
+class Taught(NamedTuple):
+    """`tokens` int[T] behind the prompt, and `trained` bool[T]: which of them are trained on."""
+
+    tokens: list[int]
+    trained: list[bool]
+
+
+def conversation_row(where: str, given: Any, columns: Columns) -> dict:
+    """Returns one row, as Columns.row does, whose prompt is the whole conversation."""
+    if not isinstance(given, dict):
+        return columns.row(where, given)
+    refuse_preferences(where, given)
+    if "messages" not in given:
+        raise ValueError(
+            f"data: {where}: there is no column 'messages', of which data.assistant_only_loss=true trains on every "
+            "assistant's turn; leave the option out for rows of other columns"
+        )
+    given = given | {"messages": talk(where, given["messages"])}
+    out = with_prompt("messages", columns).row(where, given)
+    return out | {"extra": out["extra"] | {"messages": given["messages"]}}
+
+
+def tokenised_conversations(
+    rows: Sequence[Mapping], words: Tokenizer, *, chat: Chat | None, limit: int, most: int, where: str
+) -> tuple[tuple[Prompt, ...], dict[str, Taught]]:
+    """Returns the prompts, as prompts.tokenised does, and what is taught behind each, by prompt id.
+
+    Args:
+      limit: most tokens of a prompt.
+      most: most tokens from the first to the last that is trained on.
+      where: what the rows are called in an error.
+    """
+    begun, taught = [], {}
+    for one in rows:
+        place = f"{one['where']} (id {shown(one['id'])})"
+        try:
+            tokens, mask = masked(one["prompt"], words, chat, limit + most, one.get("arguments", {}))
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        mask[:1] = [False]  # nothing comes before the first token
+        if not any(mask):
+            raise ValueError(f"{place}: no token of the conversation lies in a turn of the assistant")
+        first, last = mask.index(True), len(mask) - mask[::-1].index(True)
+        check_length(one["id"], last - first, most, where)
+        taught[one["id"]] = Taught(tokens[first:last], mask[first:last])
+        begun.append({**one, "tokens": tokens[:first]})
+    return prompts.tokenised(begun, words, chat=chat, limit=limit, where=where), taught
+
+
+def without_end(taught: Iterable[Taught], ends: Collection[int]) -> tuple[int, int]:
+    """Returns how many turns are trained on, and how many of them without a token of `ends`: nothing teaches them to stop."""
+    turns = []
+    for one in taught:
+        for trained, run in itertools.groupby(zip(one.trained, one.tokens), key=lambda pair: pair[0]):
+            turns += [any(token in ends for _, token in run)] if trained else []
+    return len(turns), turns.count(False)
+
+
+def masked(
+    messages: Sequence[Mapping],
+    words: Tokenizer,
+    chat: Chat | None,
+    most: int,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[list[int], list[bool]]:
+    """Returns the tokens of a conversation, and of each whether an assistant wrote it. `arguments`: of Chat.render."""
+    if chat is None:
+        raise ValueError("the tokenizer has no chat template, whose marks say what an assistant wrote")
+    if not isinstance(words, JsonTokenizer):
+        raise ValueError("a llama2.c vocabulary does not say where its tokens lie; name a tokenizer.json")
+    text, blocks = chat.marked(messages, arguments)
+    measured("the conversation", text, words, most)
+    found = words.located(text)
+    inside = [any(start < end and stop > begin for begin, end in blocks) for _, start, stop in found]
+    return [token for token, _, _ in found], inside

@@ -7,6 +7,7 @@ id. A size that the arguments cannot fill is refused.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping
@@ -80,9 +81,6 @@ def sum_rows(
       gap: how many numbers of terms between the usual ones and the tail do not occur. A wider gap makes the longest
         rollout of a round longer relative to the mean.
       careful, luck: how rows of SOLVED are solved (`solve_sum`). Other splits carry no solution.
-
-    Raises:
-      ValueError: an argument outside its range, an unknown split, or more rows than there are such problems.
     """
     solved, split = split in SOLVED, SOLVED.get(split, split)
     _need(
@@ -155,9 +153,6 @@ def sorting_rows(seed: int, split: str, size: int, *, shortest: int = 4, longest
     """Returns digits to be sorted, as "5203=" with answer "0235".
 
     Lengths from `shortest` to `longest` are equally frequent.
-
-    Raises:
-      ValueError: an argument outside its range, an unknown split, or more rows than there are such problems.
     """
     _need(
         1 <= shortest <= longest <= 100,
@@ -217,9 +212,6 @@ def opening_rows(seed: int, split: str, size: int, *, word: str = "happy") -> li
     """Returns openings such as "Once upon a time, there was a little girl named Lily. Lily loved to play with a kite."
 
     The column `required` makes the scorer rewards.format:required look for `word` in the rollout. There is no answer.
-
-    Raises:
-      ValueError: an unknown split, an empty word, or more rows than there are openings.
     """
     _need(bool(word), "task openings: word is empty; name the word that a story must have, for example 'happy'")
 
@@ -244,9 +236,6 @@ def verdict_rows(seed: int, split: str, size: int) -> list[dict]:
 
     A third of the responses is worked out (verdict 2), a third is a guess, right or wrong (1), and a third breaks off
     before a result (0).
-
-    Raises:
-      ValueError: an unknown split.
     """
     split = SOLVED.get(split, split)
 
@@ -270,13 +259,11 @@ def give_verdict(extra: Mapping, seed: np.ndarray | None = None) -> str:
 # ---- conversations with an environment
 
 
-def turn_rows(kind: str, seed: int, split: str, size: int, careful: float) -> list[dict]:
+def turn_rows(kind: str, seed: int, split: str, size: int, *, careful: float = 0.35) -> list[dict]:
     """Returns problems of a kind (data/turn_tasks.py), or in a split of SOLVED turns of worked conversations.
 
-    A share `careful` of these turns is a right one. Other splits carry no solution.
-
-    Raises:
-      ValueError: an argument outside its range, an unknown split, or more rows than there are such problems.
+    Problems are as "127*48+31=" with answer "6127", or places of a grid as "12,40". A share `careful` of the turns is a right
+    one. Other splits carry no solution.
     """
     _need(0.0 <= careful <= 1.0, f"task {kind}: careful={careful} must lie from 0 to 1")
     problem, turn, _ = turn_tasks.KINDS[kind]
@@ -287,19 +274,8 @@ def turn_rows(kind: str, seed: int, split: str, size: int, careful: float) -> li
     return [turn(rows[index // several], index, careful) for index in range(size)]
 
 
-def calculator_rows(seed: int, split: str, size: int, *, careful: float = 0.35) -> list[dict]:
-    """Returns problems such as "127*48+31=" with answer "6127"; see `turn_rows`."""
-    return turn_rows("calculator", seed, split, size, careful)
-
-
-def grid_rows(seed: int, split: str, size: int, *, careful: float = 0.35) -> list[dict]:
-    """Returns places of a grid such as "12,40"; see `turn_rows`."""
-    return turn_rows("grid_world", seed, split, size, careful)
-
-
 def mixed_rows(seed: int, split: str, size: int, *, careful: float = 0.35) -> list[dict]:
-    """Returns rows of both kinds in turn."""
-    both = [turn_rows(kind, seed, split, (size + 1) // 2, careful) for kind in turn_tasks.KINDS]
+    both = [turn_rows(kind, seed, split, (size + 1) // 2, careful=careful) for kind in turn_tasks.KINDS]
     return [row for pair in zip(*both) for row in pair][:size]
 
 
@@ -310,13 +286,14 @@ def solve_turn(extra: Mapping, seed: np.ndarray) -> str:
 
 
 def longest_turn(extra: Mapping) -> str:
-    """Returns the longest of these texts."""
     return max(extra["worked"], "#00000" if extra["guess"] else "", key=len) if "worked" in extra else "u"
 
 
 TASKS = {
-    "calculator": Task(rows=calculator_rows, demonstrate=solve_turn, longest=longest_turn),
-    "grid_world": Task(rows=grid_rows, demonstrate=solve_turn, longest=longest_turn),
+    **{
+        kind: Task(rows=functools.partial(turn_rows, kind), demonstrate=solve_turn, longest=longest_turn)
+        for kind in turn_tasks.KINDS
+    },
     "turns": Task(rows=mixed_rows, demonstrate=solve_turn, longest=longest_turn),
     "sums": Task(rows=sum_rows, demonstrate=solve_sum, longest=longest_sum, prefer=prefer_sum),
     "sorting": Task(rows=sorting_rows, demonstrate=solve_sorting, longest=solve_sorting),

@@ -25,9 +25,9 @@ from pathlib import Path
 
 import tokenizers
 
-from jaxrl_post import json_text
 from jaxrl_post.data import continuations, tokenizer_limits
-from jaxrl_post.json_text import of_hub, said, shown
+from jaxrl_post.ring import json_text
+from jaxrl_post.ring.json_text import of_hub, said, shown
 
 # A text is read alone, and threads of the library would make forks of the process unsafe.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -64,11 +64,7 @@ class JsonTokenizer:
     longest: int
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Returns the token ids of a text. What the tokenizer puts in front stands there once, though the text begins with it.
-
-        Raises:
-          ValueError: the text has a character that the vocabulary lacks, or the library fails on it.
-        """
+        """Returns the token ids of a text. What the tokenizer puts in front stands there once, though the text begins with it."""
         encoded = self._encoded(text, special)
         ids = encoded.ids
         front = next((n for n, added in enumerate(encoded.special_tokens_mask) if not added), 0) if special else 0
@@ -76,11 +72,7 @@ class JsonTokenizer:
         return ids[:front] + ids[front + twice :]
 
     def located(self, text: str) -> list[tuple[int, int, int]]:
-        """Returns the tokens of a chat template's text, each with its start and end in characters.
-
-        Raises:
-          ValueError: as `encode`.
-        """
+        """Returns the tokens of a chat template's text, each with its start and end in characters."""
         found = self._encoded(text, special=False)
         return [(token, *place) for token, place in zip(found.ids, found.offsets, strict=True)]
 
@@ -196,11 +188,9 @@ class Llama2cTokenizer:
         """
         plain = functools.partial(self._plain, skip_special)
         ids = [int(i) for i in ids]
-        return (
-            continuations.text(plain, lambda id: continuations.visible(plain([id])), before, ids)
-            if len(before)
-            else plain(ids)
-        )
+        if not len(before):
+            return plain(ids)
+        return continuations.text(plain, lambda id: continuations.visible(plain([id])), before, ids)
 
     def settled(self, ids: Sequence[int]) -> int:
         """Returns how many of the first ids no later one changes the text of: all."""
@@ -253,12 +243,7 @@ def load(path: str | Path) -> Tokenizer:
 
 
 def beside(model: str | Path) -> Path:
-    """Returns the path of a model's tokenizer: in its folder, or the one vocabulary (tok*.bin) next to a llama2.c
-    file.
-
-    Raises:
-      ValueError: no vocabulary, or several.
-    """
+    """Returns the path of a model's tokenizer: in its folder, or the one vocabulary (tok*.bin) next to a llama2.c file."""
     model = Path(model)
     if model.is_dir():
         return model
@@ -272,9 +257,6 @@ def characters(alphabet: str, eos: str = "<eos>") -> JsonTokenizer:
     """Returns a tokenizer with one token per character.
 
     Id 0 is `eos`. Then follow the characters in order, then "<unk>", which is never produced.
-
-    Raises:
-      ValueError: a character twice.
     """
     if len(set(alphabet)) != len(alphabet):
         raise ValueError(f"the alphabet {alphabet!r} has a character twice")
@@ -300,7 +282,12 @@ def _json(path: Path) -> JsonTokenizer:
         ) from error
     model.no_truncation()
     model.no_padding()
-    _check_unknown(model, path)
+    # What the library would find only in the middle of a text, where it raises a bare Exception.
+    if not model.get_vocab(with_added_tokens=True):
+        raise ValueError(f"{path} has a vocabulary of 0 tokens; at least 1 is needed")
+    unknown = getattr(model.model, "unk_token", None)
+    if unknown is not None and model.token_to_id(unknown) is None:
+        raise ValueError(f"{path} names the unknown token {shown(unknown)}, which its vocabulary has not")
     config, generation, hub = (
         _object(path.parent / f"{name}.json", optional=True)
         for name in ("tokenizer_config", "generation_config", "config")
@@ -311,15 +298,6 @@ def _json(path: Path) -> JsonTokenizer:
     eos = next(filter(None, found), []) + [i for i in named[:1] if i is not None]
     bos = [i for i in named[1:] if i is not None] or _ids("bos_token_id", hub, path)
     return _built(model, tuple(dict.fromkeys(eos)), bos[0] if bos else None, path)
-
-
-def _check_unknown(model: tokenizers.Tokenizer, path: Path) -> None:
-    """Checks what the library would find only in the middle of a text, where it raises a bare Exception."""
-    if not model.get_vocab(with_added_tokens=True):
-        raise ValueError(f"{path} has a vocabulary of 0 tokens; at least 1 is needed")
-    unknown = getattr(model.model, "unk_token", None)
-    if unknown is not None and model.token_to_id(unknown) is None:
-        raise ValueError(f"{path} names the unknown token {shown(unknown)}, which its vocabulary has not")
 
 
 def _built(model: tokenizers.Tokenizer, eos: tuple[int, ...], bos: int | None, path: Path | str = "") -> JsonTokenizer:
@@ -354,9 +332,7 @@ def _ids(name: str, config: dict, path: Path) -> list[int]:
 
 
 def _llama2c(path: Path) -> Llama2cTokenizer:
-    """Reads int32 length of the longest piece, then per token float32 score, int32 length and bytes. All are
-    little-endian.
-    """
+    """Reads int32 length of the longest piece, then per token float32 score, int32 length and bytes. All are little-endian."""
     data, place, pieces, scores = path.read_bytes(), 4, [], []
     while place < len(data):
         if place + 8 > len(data):

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxrl_post.json_text import shown
+from jaxrl_post.ring.json_text import shown
 
 LARGEST = 3 << 25  # bytes of a tokenizer.json; those of 260,000 tokens have 3 << 23
 _TOKENS, _MERGES, _ADDED = 1 << 20, 1 << 22, 1 << 17
@@ -32,11 +32,7 @@ _BETWEEN = ("(?=", "(?!", "(?<", "\\b", "\\B", "\\G", "\\K")  # of expressions t
 def check(data: Mapping[str, Any], where: str) -> None:
     """Refuses a file that could take the memory or the time of the process.
 
-    Args:
-      data: what a tokenizer.json holds. `where`: its place, which begins the error.
-
-    Raises:
-      ValueError: the first bound that it breaks.
+    `data`: what a tokenizer.json holds. `where`: its place, which begins the error.
     """
     for name in _ROOMS:
         _check_room(data.get(name), f"{where}: {name}")

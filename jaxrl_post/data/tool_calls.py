@@ -22,8 +22,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxrl_post import json_text
+from jaxrl_post.ring import json_text
 
+# A parser returns the text without its calls, and the calls.
 _THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _HERMES = re.compile(r"<think>.*?(?:</think>|\Z)|\[THINK\].*?(?:\[/THINK\]|\Z)|(<tool_call>)\s*", re.DOTALL)
 _END_OF_CALL = re.compile(r"\s*(?:</tool_call>|(?=<tool_call>)|\Z)")
@@ -35,12 +36,10 @@ _DECODER = json.JSONDecoder()
 
 
 def none(text: str) -> tuple[str, list[dict]]:
-    """Returns the text without calls."""
     return text, []
 
 
 def hermes(text: str) -> tuple[str, list[dict]]:
-    """Returns the text around the calls, and the calls."""
     calls: list[dict] = []
     rest, place = "", 0
     while found := _HERMES.search(text, place):
@@ -63,7 +62,6 @@ def _called(text: str, begin: int) -> tuple[dict | None, int]:
 
 
 def llama3(text: str) -> tuple[str, list[dict]]:
-    """Returns the text before the calls, and the calls."""
     before, tag, after = text.rpartition(_PYTHON)
     body = (after if tag else text).strip()
     calls = [_call(value) for value in _values(body, ";")]
@@ -73,7 +71,6 @@ def llama3(text: str) -> tuple[str, list[dict]]:
 
 
 def mistral(text: str) -> tuple[str, list[dict]]:
-    """Returns the text before the calls, and the calls."""
     before, tag, after = text.partition(_TOOL_CALLS)
     listed, named = _parsed(after), after.split(_TOOL_CALLS)
     calls = [_call(one) for one in listed] if isinstance(listed, list) else list(map(_named, named))
@@ -82,12 +79,7 @@ def mistral(text: str) -> tuple[str, list[dict]]:
     return before.strip(), [call for call in calls if call]
 
 
-PARSERS: dict[str, Callable[[str], tuple[str, list[dict]]]] = {
-    "none": none,
-    "hermes": hermes,
-    "llama3": llama3,
-    "mistral": mistral,
-}
+PARSERS: dict[str, Callable[[str], tuple[str, list[dict]]]] = {f.__name__: f for f in (none, hermes, llama3, mistral)}
 
 
 def message(text: str, parser: str) -> dict[str, Any]:
@@ -99,7 +91,8 @@ def message(text: str, parser: str) -> dict[str, Any]:
     if not calls:
         return {"role": "assistant", "content": text}
     content = (text[:spoken] + content).strip()
-    told = [{"id": _id(text, place), "type": "function", "function": call} for place, call in enumerate(calls)]
+    keys = [hashlib.blake2b(f"{n}\x1f{text}".encode(), digest_size=8).hexdigest()[:9] for n in range(len(calls))]
+    told = [{"id": key, "type": "function", "function": call} for key, call in zip(keys, calls, strict=True)]
     return {"role": "assistant", "content": content, "tool_calls": told}
 
 
@@ -117,12 +110,7 @@ def _thought(text: str) -> int:
     return 0
 
 
-def _id(text: str, place: int) -> str:
-    return hashlib.blake2b(f"{place}\x1f{text}".encode(), digest_size=8).hexdigest()[:9]
-
-
 def _call(value: Any) -> dict | None:
-    """Returns name and arguments of a call, or None where a value is none."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     given = [name for name in ("arguments", "parameters") if name in value]
@@ -135,7 +123,6 @@ def _call(value: Any) -> dict | None:
 
 
 def _sent(call: dict) -> dict | None:
-    """Returns a call, or None where JSON that others read cannot hold it."""
     try:
         json_text.parsed(json.dumps(call, allow_nan=False), "a call")
     except (ValueError, RecursionError):
@@ -144,14 +131,12 @@ def _sent(call: dict) -> dict | None:
 
 
 def _named(text: str) -> dict | None:
-    """Returns a call of the form name[ARGS]{...}."""
     found = _NAMED.match(text.strip())
     arguments = _parsed(text.strip()[found.end() :]) if found else None
     return _sent({"name": found[1], "arguments": arguments}) if found and isinstance(arguments, dict) else None
 
 
 def _parsed(text: str) -> Any:
-    """Returns a JSON value, or None for anything else."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxrl_post.engine.host.wire import PROMPT_TILE
 from jaxrl_post.engine.row_engine import RowEngine
-from jaxrl_post.types import Prompt, Request, Rollout, RolloutId, Sampling
+from jaxrl_post.ring.types import Prompt, Request, Rollout, RolloutId, Sampling
 
 
 def keep_equal_sizes(engine: RowEngine) -> dict[int, bool]:
@@ -66,8 +66,8 @@ def _bits(engine: RowEngine, backwards: bool = False) -> bytes:
 def _requests(engine: RowEngine) -> list[Request]:
     """Returns the probe's requests: for every replica up to 24 prompts of several lengths, with two samples each."""
     sizes, noise = engine.sizes, np.random.default_rng(0)
-    longest = max(1, min(sizes.max_length // 2, 3 * max(sizes.page, PROMPT_TILE * (sizes.prompt_rows > 0))))
-    length = min(sizes.max_length - longest, 3 * sizes.steps)
+    longest = max(1, min(sizes.max_length // 2, 3 * max(sizes.page_size, PROMPT_TILE * (sizes.prompt_rows > 0))))
+    length = min(sizes.max_length - longest, 3 * sizes.steps_per_dispatch)
     out = []
     for replica in range(sizes.replicas):
         for index in range(min(sizes.slots, 24)):

@@ -1,4 +1,5 @@
-"""The compiled programs of the engine, placed on a mesh, and the one function that reads from the device.
+"""The compiled programs of the engine, placed on a mesh: dispatches, and what the host writes between them. `read` is the one
+function that reads from the device.
 
 With a drafter, each program exists twice. The plain one is the program of an engine without a drafter and never reads
 the drafter's arrays. The drafting one does. Invariant: only compiled programs run, so a new shape is an error and never
@@ -8,23 +9,50 @@ a recompilation.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
-from jaxrl_post.engine.host.wire import BULK, PROMPT_TILE, TABLE, TILE_TABLE, UPLOAD, DispatchResult, Entry, Sizes
-from jaxrl_post.engine.insertion import insert, upload
-from jaxrl_post.engine.prompt_program import PromptProgram, prefill
+from jaxrl_post.engine.host.device import DispatchOrder
+from jaxrl_post.engine.host.wire import (
+    BULK,
+    PROMPT_TILE,
+    TABLE,
+    TILE_TABLE,
+    UPLOAD,
+    DispatchResult,
+    EngineSettings,
+    Entry,
+)
+from jaxrl_post.engine.prompt_program import prefill
 from jaxrl_post.engine.row_program import dispatch
-from jaxrl_post.engine.row_state import RowProgram, State
-from jaxrl_post.engine.speculation.interface import Drafter, Off
+from jaxrl_post.engine.row_state import Program, RowProgram, State
+from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.kernels import attention, hardware, verify
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
+
+
+def insert(drafter: Drafter, state: State, entry: Entry) -> State:
+    """Returns the state after texts entered slots and pages were copied. The drafter learns the texts."""
+    cache = tuple(jax.vmap(attention.copy)(layer, entry.source, entry.target) for layer in state.cache)
+    put = jax.vmap(lambda old, where, new: old.at[where].set(new, mode="drop"))
+    learn = entry.argmax_tokens if entry.argmax_tokens.shape[-1] else entry.tokens
+    memory = jax.vmap(drafter.enter)(state.memory, entry._replace(argmax_tokens=learn))
+    tokens = put(state.tokens, entry.slot, entry.tokens)
+    argmax_tokens = put(state.argmax_tokens, entry.slot, entry.argmax_tokens)
+    return State(cache, tokens, argmax_tokens, memory)
+
+
+def upload(tables: Any, replica: Array, offset: Array, pieces: tuple) -> Any:
+    """Writes one piece of each flat array into one replica's tables, at `offset`."""
+    flat = [jax.lax.dynamic_update_slice(old, new[None], (replica, offset)) for old, new in zip(tables, pieces)]
+    return tables._replace(**dict(zip(tables._fields, flat)))
 
 
 class Programs:
@@ -33,19 +61,17 @@ class Programs:
     Where sizes.prompt_rows is positive, also the wide prompt program, which has nothing to draft."""
 
     def __init__(
-        self,
-        config: decoder.ModelConfig,
-        mesh: jax.sharding.Mesh,
-        sizes: Sizes,
-        row_sizes: tuple[int, ...],
-        dtype: Any,
-        drafter: Drafter = Off(),
+        self, config: decoder.ModelConfig, mesh: jax.sharding.Mesh, sizes: EngineSettings, drafter: Drafter = Drafter()
     ):
         shards = verify.Shards(functools.partial(meshes.by_vocab, mesh), meshes.TENSOR, mesh.shape[meshes.TENSOR])
         self.sizes = replace(sizes, shards=shards if mesh.size > 1 else None)
-        self.config, self.mesh, self.row_sizes, self.dtype = config, mesh, row_sizes, dtype
-        self.drafter = drafter
-        self.platforms = hardware.platforms(mesh.devices.flat[0])
+        self.config, self.mesh, self.drafter = config, mesh, drafter
+        self._fixed = dict(
+            config=config,
+            dtype=sizes.dtype,
+            spread=functools.partial(meshes.by_heads, mesh),
+            platforms=hardware.platforms(mesh.devices.flat[0]),
+        )
         self._whole = meshes.replicated(mesh)
         self._blocks = meshes.slot_sharding(mesh)
         cached = meshes.cache_sharding(mesh)
@@ -57,8 +83,8 @@ class Programs:
     def compile(self, params: Any) -> None:
         """Compiles every program for weights of these shapes, dtypes and shardings."""
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
-        for drafter in dict.fromkeys((Off(), self.drafter)):
-            for rows in self.row_sizes:
+        for drafter in dict.fromkeys((Drafter(), self.drafter)):
+            for rows in sorted(self.sizes.row_sizes):
                 self._dispatches[rows, drafter.width > 0] = self._dispatch_program(like, drafter, rows)
             self._inserts[drafter.width > 0] = self._insert_program(drafter)
         if self.sizes.prompt_rows:
@@ -67,24 +93,14 @@ class Programs:
         self._uploads = self._upload_programs(self.drafter)
 
     def _dispatch_program(self, params: Any, drafter: Drafter, rows: int) -> Callable:
-        """Returns a dispatch of `rows` rows with this drafter, compiled."""
         s, (state, tables) = self.sizes, self._shapes(drafter)
-        program = RowProgram(
-            rows=rows,
-            sizes=s,
-            config=self.config,
-            dtype=self.dtype,
-            drafter=drafter,
-            spread=functools.partial(meshes.by_heads, self.mesh),
-            platforms=self.platforms,
-        )
+        program = RowProgram(rows=rows, sizes=s, drafter=drafter, **self._fixed)
         run = jax.jit(functools.partial(dispatch, program), donate_argnums=2, out_shardings=(self._placed, self._whole))
         return run.lower(
             params, tables, state, self._ints((s.replicas, s.slots, TABLE + s.blocks)), self._ints((3,))
         ).compile()
 
     def _insert_program(self, drafter: Drafter) -> Callable:
-        """Returns an insertion with this drafter, compiled."""
         s, (state, _) = self.sizes, self._shapes(drafter)
         entry = self._ints((s.replicas, s.inserts, len(Entry._fields) - 2 + s.max_length + self.watched(drafter)))
 
@@ -94,24 +110,11 @@ class Programs:
         return jax.jit(put, donate_argnums=0, out_shardings=self._placed).lower(state, entry).compile()
 
     def _prefill_program(self, params: Any) -> Callable:
-        """Returns a pass of the wide prompt program, compiled."""
-        s, (state, _) = self.sizes, self._shapes(Off())
-        program = PromptProgram(
-            config=self.config,
-            dtype=self.dtype,
-            spread=functools.partial(meshes.by_heads, self.mesh),
-            platforms=self.platforms,
-        )
-        return (
-            jax.jit(functools.partial(prefill, program), donate_argnums=2, out_shardings=self._placed.cache)
-            .lower(
-                params,
-                state.tokens,
-                state.cache,
-                self._ints((s.replicas, s.prompt_rows // PROMPT_TILE, TILE_TABLE + s.blocks)),
-            )
-            .compile()
-        )
+        s, (state, _) = self.sizes, self._shapes(Drafter())
+        tiles = self._ints((s.replicas, s.prompt_rows // PROMPT_TILE, TILE_TABLE + s.blocks))
+        run = functools.partial(prefill, Program(**self._fixed))
+        run = jax.jit(run, donate_argnums=2, out_shardings=self._placed.cache)
+        return run.lower(params, state.tokens, state.cache, tiles).compile()
 
     def _blank_programs(self, drafter: Drafter) -> tuple[Callable, ...]:
         """Returns what makes an empty state, empty tables, and what stands for a drafter's state where none is read."""
@@ -120,7 +123,7 @@ class Programs:
             for make, home in (
                 (lambda: self.blanks(drafter)[0], self._placed),
                 (lambda: self.blanks(drafter)[1], self._blocks),
-                (lambda: self.blanks(Off())[0][2:], self._placed[2:]),
+                (lambda: self.blanks(Drafter())[0][2:], self._placed[2:]),
             )
         )
 
@@ -141,7 +144,6 @@ class Programs:
         }
 
     def _ints(self, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-        """Describes integers that every device has."""
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._whole)
 
     def _shapes(self, drafter: Drafter) -> tuple[State, Any]:
@@ -151,7 +153,6 @@ class Programs:
 
     @staticmethod
     def _described(tree: Any, homes: Any) -> Any:
-        """Returns the tree's shapes and dtypes with the shardings of `homes`."""
         homes = jax.tree.map(
             lambda home, part: jax.tree.map(lambda _: home, part),
             homes,
@@ -183,7 +184,7 @@ class Programs:
             return jnp.broadcast_to(x, (s.replicas, *x.shape))
 
         cache = tuple(
-            jax.tree.map(each, attention.empty(s.pages, s.page, c.kv_heads, c.head_dim, self.dtype))
+            jax.tree.map(each, attention.empty(s.pages, s.page_size, c.kv_heads, c.head_dim, s.dtype))
             for _ in range(c.layers)
         )
         tables, memory = jax.tree.map(each, drafter.empty(s.slots))
@@ -206,26 +207,14 @@ class Programs:
         self._nothing = state[2:]
         return State(*state[:2], *kept), *more
 
-    def dispatch(
-        self,
-        rows: int,
-        drafts: bool,
-        params: Any,
-        tables: Any,
-        state: State,
-        packed: np.ndarray,
-        *,
-        steps: int,
-        freed: int,
-        clones: bool,
-    ) -> tuple[State, DispatchResult]:
+    def dispatch(self, order: DispatchOrder, params: Any, tables: Any, state: State) -> tuple[State, DispatchResult]:
         """Starts one dispatch. Returns the new state, and the result to `read`."""
-        run, tables = self._dispatches[rows, drafts], tables if drafts else ()
-        packed, scalars = meshes.put((packed, np.array([steps, freed, clones], np.int32)), self._whole)
-        return self._through(lambda state: run(params, tables, state, packed, scalars), drafts, state)
+        run, tables = self._dispatches[order.rows, order.drafts], tables if order.drafts else ()
+        scalars = np.array([self.sizes.steps_per_dispatch, order.freed, order.clones], np.int32)
+        packed, scalars = meshes.put((order.packed, scalars), self._whole)
+        return self._through(lambda state: run(params, tables, state, packed, scalars), order.drafts, state)
 
     def prefill(self, params: Any, state: State, tiles: np.ndarray) -> State:
-        """Returns the state after a pass of the wide prompt program."""
         run, tiles = self._prefills[self.sizes.prompt_rows], meshes.put(tiles, self._whole)
         return state._replace(cache=run(params, state.tokens, state.cache, tiles))
 
@@ -260,22 +249,16 @@ class Programs:
 
 
 def temporaries(
-    model: decoder.ModelConfig,
-    mesh: jax.sharding.Mesh,
-    *,
-    row_sizes: Sequence[int],
-    dtype: Any,
-    drafter: Drafter = Off(),
-    **sizes: int | bool,
+    model: decoder.ModelConfig, mesh: jax.sharding.Mesh, sizes: EngineSettings, drafter: Drafter = Drafter()
 ) -> dict[str, int]:
-    """Returns the bytes of temporary memory on a device, by program, for an engine of these settings.
+    """Returns the bytes of temporary memory on a device, by program, for an engine of these sizes.
 
     Needs shapes alone, so that a plan can use it. Weights, pages and tokens are not counted."""
     homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
-    programs = Programs(model, mesh, Sizes.of(meshes.replicas(mesh), **sizes), tuple(sorted(row_sizes)), dtype, drafter)
+    programs = Programs(model, mesh, replace(sizes, replicas=meshes.replicas(mesh)), drafter)
     programs.compile(
         jax.tree.map(
-            lambda x, home: jax.ShapeDtypeStruct(x.shape, dtype, sharding=home), decoder.abstract(model), homes
+            lambda x, home: jax.ShapeDtypeStruct(x.shape, sizes.dtype, sharding=home), decoder.abstract(model), homes
         )
     )
     return programs.temporaries()

@@ -1,7 +1,8 @@
-"""An engine that takes rollouts from the data instead of a model: worked solutions.
+"""Engines that take rollouts from the data instead of a model: worked solutions, and pairs of completions.
 
-With it, supervised fine-tuning is the ordinary loop with `loss_mode="sft"` and `adv_estimator="ones"`. Prompts, masks,
-packing and learner are those of reinforcement learning. It refuses prefixes, and solutions longer than a request
+With the first, supervised fine-tuning is the ordinary loop with `loss_mode="sft"` and `adv_estimator="ones"`. Prompts, masks,
+packing and learner are those of reinforcement learning. With pairs, DPO is the ordinary loop with
+`adv_estimator="pairs"`. Both refuse prefixes, and solutions longer than a request
 allows.
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from jaxrl_post.engine.host.sequence import begin, from_state, to_state
 from jaxrl_post.parallel import weight_sync
-from jaxrl_post.types import Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
+from jaxrl_post.ring.types import Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
 
 
 class Demonstrations:
@@ -49,17 +50,14 @@ class Demonstrations:
 
     @property
     def clock(self) -> int:
-        """Returns the number of steps that finished training rollouts."""
         return self._clock
 
     @property
     def version(self) -> int:
-        """Returns the version of the weights."""
         return self._version
 
     @property
     def pending(self) -> int:
-        """Returns the number of requests that the next step finishes."""
         return len(self._chosen())
 
     def _chosen(self) -> list[tuple[Request, np.ndarray]]:
@@ -88,7 +86,6 @@ class Demonstrations:
         self._waiting.update(accepted)
 
     def _written(self, request: Request) -> Sequence[int]:
-        """Returns what the data has for a request."""
         return self._write(request.prompt, request.seed)
 
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
@@ -97,7 +94,6 @@ class Demonstrations:
         return [self._rollout(request, np.zeros(0, np.int32), Finish.PARKED, self._clock) for request in taken]
 
     def step(self) -> list[Rollout]:
-        """Finishes every chosen request; see protocols.Engine."""
         chosen = sorted(self._chosen(), key=lambda waiting: waiting[0].rollout_id)
         start = self._clock
         self._clock += bool(chosen) and chosen[0][0].purpose == "train"
@@ -107,7 +103,6 @@ class Demonstrations:
         return [self._rollout(request, tokens, _finish(request, tokens), start) for request, tokens in chosen]
 
     def _rollout(self, request: Request, tokens: np.ndarray, finish: Finish, start: int) -> Rollout:
-        """Returns a rollout of these tokens that started at clock `start`."""
         written = Rollout.written(
             request.rollout_id, request.prompt, tokens, finish, version=self._version, clocks=(start, self._clock)
         )
@@ -127,18 +122,12 @@ class Demonstrations:
         self._version = version
 
     def relayout(self, layout: Layout) -> None:
-        """Accepts the present layout.
-
-        Raises:
-          ValueError: any other layout.
-        """
         if layout != Layout(self._replicas, 1):
             raise ValueError(
                 f"demonstrations use no devices: {layout} was requested, the only one is {Layout(self._replicas, 1)}"
             )
 
     def state_dict(self) -> dict:
-        """Returns clocks, counters and waiting requests; see protocols.Engine."""
         return {
             "clock": self._clock,
             "tokens": self._tokens,
@@ -146,19 +135,32 @@ class Demonstrations:
         }
 
     def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
-        """Restores a saved state; see protocols.Engine."""
         self._clock, self._tokens, self._waiting = state["clock"], state["tokens"], {}
         self.submit([from_state(request, prompts).request for request in state["waiting"]])
 
     def metrics(self) -> dict[str, float]:
-        """Returns counters since the last call, by metric name."""
         tokens, self._tokens = self._tokens, 0
         return {"rows/num_demonstrated_tokens": float(tokens)}
 
 
 def _finish(request: Request, tokens: np.ndarray) -> Finish:
-    """Returns how a solution ends, by its last token."""
     last = int(tokens[-1])
     if last in request.sampling.eos_ids:
         return Finish.EOS
     return Finish.STOP if last in request.sampling.stop_ids else Finish.LENGTH
+
+
+class Preferences(Demonstrations):
+    """Pairs of a chosen and a rejected completion: the first rollout of a group is the chosen one.
+
+    `pairs`: tokens of both completions with their end tokens, by prompt id.
+    """
+
+    def __init__(
+        self, pairs: Mapping[str, Sequence[Sequence[int]]], *, slots: int, replicas: int = 1, version: int = 0
+    ):
+        super().__init__(lambda prompt, seed: (), slots=slots, replicas=replicas, version=version)
+        self._pairs = pairs
+
+    def _written(self, request: Request) -> Sequence[int]:
+        return self._pairs[request.prompt.id][request.rollout_id.sample]

@@ -17,10 +17,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from jaxrl_post.engine.host.around import AroundEngine
 from jaxrl_post.engine.host.dispatch_log import Dispatch
-from jaxrl_post.engine.row_engine import Held, RowEngine, drop
-from jaxrl_post.types import Group, Layout, Prompt, Request, Rollout, RolloutId
+from jaxrl_post.engine.host.turns import AroundEngine
+from jaxrl_post.engine.row_engine import EngineWeights, RowEngine, drop
+from jaxrl_post.ring.types import Group, Layout, Prompt, Request, Rollout, RolloutId
 
 
 class Borrower(Protocol):
@@ -39,7 +39,7 @@ class Elastic(AroundEngine):
     Args:
       make: functions that build, and may probe, the engine of a layout. The first layout is active at the start. Each
         function is called once, while no other layout holds anything.
-      params: the learner's weights. Each layout rehearses a swap to them, so that later swaps compile nothing.
+      params: the learner's weights. Each layout makes a swap to them, so that later swaps compile nothing.
       borrower: gets devices of the first layout that another layout does not use; None: they stay idle.
 
     Attributes:
@@ -60,12 +60,14 @@ class Elastic(AroundEngine):
             self.engines[layout] = engine = make[layout]()
             assert engine.layout == layout, f"{layout} was built as {engine.layout}"
             engine.report, engine.meanwhile = self._reported, self._dispatched
-            engine.rehearse(params)
+            engine.warm_up_swap(params)
             if layout != first:
-                held = engine.lay_down()
+                held = engine.release_weights()
                 drop(held.params if held.owned else ())
         self._engine, self._borrower = engine, None
-        self._others: tuple[Layout, Held] | None = None  # a larger layout, and the learner's weights as it used them
+        self._others: tuple[Layout, EngineWeights] | None = (
+            None  # a larger layout, and the learner's weights as it used them
+        )
         self._prompts: dict[RolloutId, Prompt] = {}
         self._counts: Counter[str] = Counter()
         self.drafting = ActiveDrafting(self)
@@ -76,12 +78,10 @@ class Elastic(AroundEngine):
         self._borrower = borrower
 
     def _reported(self, dispatch: Dispatch) -> None:
-        """Passes on a report of an engine."""
         if self.report is not None:
             self.report(dispatch)
 
     def _dispatched(self) -> None:
-        """Passes on that a dispatch of an engine runs."""
         if self.meanwhile is not None:
             self.meanwhile()
 
@@ -92,44 +92,33 @@ class Elastic(AroundEngine):
 
     @property
     def layout(self) -> Layout:
-        """Returns the active layout."""
         return self._engine.layout
 
     # ---- protocols.Engine
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queues requests; see protocols.Engine."""
         self._engine.submit(requests)
         self._prompts.update((request.rollout_id, request.prompt) for request in requests)
 
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
-        """Removes requests and returns their rollouts; see protocols.Engine."""
         parked = self._engine.park(ids)
         self._forget(rollout.id for rollout in parked)
         return parked
 
     def step(self) -> list[Rollout]:
-        """Runs one dispatch of the active engine; see protocols.Engine."""
         finished = self._engine.step()
         self._forget(rollout.id for rollout in finished)
         return finished
 
     def _forget(self, ids: Iterable[RolloutId]) -> None:
-        """Drops the prompts of requests that left the engine."""
         for id in ids:
             self._prompts.pop(id, None)
 
     def swap(self, params: Any, version: int) -> None:
-        """Uses new weights; see protocols.Engine."""
         self._engine.swap(params, version)
         self._others = None
 
     def relayout(self, layout: Layout) -> None:
-        """Makes another layout active; see protocols.Engine.
-
-        Raises:
-          ValueError: the layout was not compiled.
-        """
         if layout == self.layout:
             return
         if layout not in self.engines:
@@ -148,14 +137,14 @@ class Elastic(AroundEngine):
 
         Weights that the learner owns are not copied back to a layout that used them before."""
         version, before, more = self.version, self.layout, layout.devices - self.layout.devices
-        held, others = self._engine.lay_down(), self._others
+        held, others = self._engine.release_weights(), self._others
         self._others = (before, held) if more < 0 and not held.owned else None
         if others and others[0] == layout:
             held = others[1]
         if self._borrower and more > 0:
             self._borrower.give_back()
         self._engine = self.engines[layout]
-        self._engine.take_up(held, version)
+        self._engine.restore_weights(held, version)
         if self._borrower and more < 0:
             self._borrower.borrow()
 
@@ -168,11 +157,10 @@ class Elastic(AroundEngine):
         self._engine.load_state_dict(state | here | {"lives": lives}, prompts)
 
     def state_dict(self) -> dict:
-        """Returns the layout and the active engine's state; see protocols.Engine."""
         return {"layout": list(self.layout), "moves": dict(self._counts), "engine": self._engine.state_dict()}
 
     def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
-        """Restores a saved state, in its layout; see protocols.Engine.
+        """Restores a saved state, in its layout.
 
         Raises:
           ValueError: the saved layout was not compiled.
@@ -192,7 +180,6 @@ class Elastic(AroundEngine):
         }
 
     def metrics(self) -> dict[str, float]:
-        """Returns counters since the last call, by metric name."""
         counts, self._counts = self._counts, Counter()
         return self._engine.metrics() | {
             "engine/num_relayouts": float(counts["num_relayouts"]),
@@ -209,11 +196,9 @@ class ActiveDrafting:
         self._elastic = elastic
 
     def record(self, group: Group) -> None:
-        """Records a scored group; see Drafting.record."""
         self._elastic.engine.drafting.record(group)
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics of the active engine's drafter."""
         return self._elastic.engine.drafting.metrics()
 
 

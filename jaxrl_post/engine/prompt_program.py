@@ -1,6 +1,6 @@
 """The wide prompt program: keys and values of prompt positions, many rows at once, without heads or sampling.
 
-A pass takes tiles of PROMPT_TILE rows (host/prompt_tiles.py). Each row runs through the model and writes its KV entry.
+A pass takes tiles of PROMPT_TILE rows (host/packing.py). Each row runs through the model and writes its KV entry.
 A tile reads each page of its prompt once (kernels/prompt_attention.py).
 
 Invariant: a generated position, and the last position of a prompt, belong to the row program. Where this program is
@@ -10,8 +10,6 @@ used, all other prompt positions belong to it. So every KV entry has one writer,
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,23 +17,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxrl_post.engine.host.wire import PROMPT_TILE, TILE_COUNT, TILE_FIRST, TILE_SLOT, TILE_TABLE
-from jaxrl_post.kernels import attention, hardware, prompt_attention
+from jaxrl_post.engine.row_state import Program
+from jaxrl_post.kernels import attention, prompt_attention
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptProgram:
-    """What is fixed when the program is compiled. `dtype`, `spread` and `platforms` are those of RowProgram."""
-
-    config: decoder.ModelConfig
-    dtype: Any
-    spread: Callable
-    platforms: frozenset[str] = hardware.PLATFORMS
-
-
 def prefill(
-    program: PromptProgram,
+    program: Program,
     params: Any,
     tokens: Int[Array, "replicas S T"],
     cache: tuple,
@@ -46,7 +35,7 @@ def prefill(
     return run(params, tokens, cache, tiles)
 
 
-def _pass(program: PromptProgram, params: Any, tokens: Array, cache: tuple, tiles: Array) -> tuple:
+def _pass(program: Program, params: Any, tokens: Array, cache: tuple, tiles: Array) -> tuple:
     """Computes the tiles of one replica."""
     rows = prompt_attention.rows_of(tiles[:, TILE_FIRST], tiles[:, TILE_COUNT], tiles[:, TILE_TABLE:], PROMPT_TILE)
     inputs = jnp.where(rows.real, tokens[tiles[rows.slot, TILE_SLOT], rows.position], 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -19,60 +19,21 @@ from jaxrl_post.engine import step_cost as costs
 from jaxrl_post.engine.host import sequence
 from jaxrl_post.engine.host.admission import Admission
 from jaxrl_post.engine.host.device import DispatchOrder
-from jaxrl_post.engine.host.row_host import HostSettings, RowHost
+from jaxrl_post.engine.host.row_host import RowHost
 from jaxrl_post.engine.host.swap_policy import SwapPolicy
-from jaxrl_post.engine.host.wire import DispatchResult, Entry, Sizes
-from jaxrl_post.engine.speculation.interface import Drafter, Off
+from jaxrl_post.engine.host.wire import DispatchResult, EngineSettings, Entry
+from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.types import Layout
+from jaxrl_post.ring.types import Layout
 
 
-class Held(NamedTuple):
+class EngineWeights(NamedTuple):
     """Weights, and whether the engine alone uses them."""
 
     params: Any
     owned: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineSettings:
-    """What a row engine is compiled for; all sizes are per replica.
-
-    `max_length`: positions of a slot. `pages`: pages of `page_size` positions. `row_sizes`: rows of a step that are
-    compiled. `head_rows`: rows that can sample. `refill_slots`: finished slots that end a dispatch while requests wait.
-    `restricted`: whether requests may have top-k and top-p. `dtype`: of activations and KV cache. `prompt_rows`: rows
-    of the wide program that computes prompts; 0: the row program computes them. `scoring`: a request's prefix is not
-    verified but scored: all of its tokens stay, with the log-probs of these weights."""
-
-    slots: int
-    max_length: int
-    page_size: int
-    pages: int
-    row_sizes: Sequence[int]
-    head_rows: int
-    steps_per_dispatch: int
-    refill_slots: int
-    restricted: bool = False
-    dtype: Any = np.float32
-    prompt_rows: int = 0
-    scoring: bool = False
-
-    def sizes(self, replicas: int) -> Sizes:
-        """Returns the sizes of the device programs."""
-        return Sizes.of(
-            replicas,
-            slots=self.slots,
-            max_length=self.max_length,
-            page_size=self.page_size,
-            pages=self.pages,
-            head_rows=self.head_rows,
-            steps_per_dispatch=self.steps_per_dispatch,
-            restricted=self.restricted,
-            prompt_rows=self.prompt_rows,
-            scoring=self.scoring,
-        )
 
 
 class MeshDevice:
@@ -86,56 +47,37 @@ class MeshDevice:
         model: decoder.ModelConfig,
         params: Any,
         mesh: jax.sharding.Mesh,
-        sizes: Sizes,
-        settings: EngineSettings,
+        sizes: EngineSettings,
         drafter: Drafter,
         layout: Callable[..., Any] = merged_weights.layout,
     ):
-        self._steps = sizes.steps
         self.layout = Layout(sizes.replicas, mesh.shape[meshes.TENSOR])
-        self._sync = layout(model, params, mesh, settings.dtype)
+        self._sync = layout(model, params, mesh, sizes.dtype)
         self.case = self._sync.case(params)  # how weights reach the engine
         self.links = self._sync.links(params)  # bytes of a swap, by link
         self.params = self._sync.place(params)
         self.owned = self.params is not params
-        self.programs = compiled.Programs(
-            model, mesh, sizes, tuple(sorted(settings.row_sizes)), settings.dtype, drafter
-        )
+        self.programs = compiled.Programs(model, mesh, sizes, drafter)
         self.programs.compile(self.params)
         self.state, self.tables = self.programs.blank()
         self.watched = self.programs.watched(drafter)
 
     def put(self, entry: Entry, drafts: bool) -> None:
-        """Writes texts into slots and copies pages; see RowDevice."""
         self.state = self.programs.insert(self.state, entry, drafts)
 
     def teach(self, pieces: Sequence[tuple[int, int, tuple[np.ndarray, ...]]], rates: np.ndarray) -> None:
-        """Writes pieces and rates into the drafter's tables; see RowDevice."""
         for piece in pieces:
             self.tables = self.programs.upload(self.tables, *piece)
         self.tables = self.programs.rated(self.tables, rates)
 
     def dispatch(self, order: DispatchOrder) -> Callable[[], DispatchResult]:
-        """Starts a dispatch; see RowDevice."""
-        self.state, result = self.programs.dispatch(
-            order.rows,
-            order.drafts,
-            self.params,
-            self.tables,
-            self.state,
-            order.packed,
-            steps=self._steps,
-            freed=order.freed,
-            clones=order.clones,
-        )
+        self.state, result = self.programs.dispatch(order, self.params, self.tables, self.state)
         return functools.partial(compiled.read, result)
 
     def prefill(self, tiles: np.ndarray) -> None:
-        """Starts a pass of the wide prompt program; see RowDevice."""
         self.state = self.programs.prefill(self.params, self.state, tiles)
 
     def exchange(self, params: Any) -> None:
-        """Replaces the weights; see RowDevice."""
         self._sync.check(self.params, params)
         if self.state is None:  # asleep
             self.params = self._sync.place(params)
@@ -145,7 +87,6 @@ class MeshDevice:
         self.owned = self.params is not params
 
     def relayout(self, layout: Layout) -> None:
-        """Accepts the compiled layout; see RowDevice."""
         if layout != self.layout:
             raise ValueError(
                 f"engine: {layout} was requested, only {self.layout} was compiled; name others in engine.layouts"
@@ -155,19 +96,19 @@ class MeshDevice:
         """Frees pages, tables and the engine's own weights until the next `exchange`. Their shapes are kept."""
         if self.state is None:
             return
-        held = self.lay_down()
+        held = self.release_weights()
         self.params = jax.eval_shape(lambda: held.params)
         self._sync.free(*held)
 
-    def lay_down(self) -> Held:
-        """Frees pages and tables and returns the weights. Nothing is left on a device until `take_up`."""
+    def release_weights(self) -> EngineWeights:
+        """Frees pages and tables and returns the weights. Nothing is left on a device until `restore_weights`."""
         drop((self.state, self.tables))
-        held = Held(self.params, self.owned)
+        held = EngineWeights(self.params, self.owned)
         self.params = self.state = self.tables = None
         return held
 
-    def take_up(self, held: Held) -> None:
-        """Takes weights that a device of another layout laid down, and allocates empty pages and tables.
+    def restore_weights(self, held: EngineWeights) -> None:
+        """Takes weights that a device of another layout released, and allocates empty pages and tables.
 
         Weights that the other engine owned are used up."""
         assert self.params is None, "the device holds weights already"
@@ -186,7 +127,7 @@ class RowEngine(RowHost):
       device: makes the device: MeshDevice, or one of engine/whole_hosts.py.
 
     Raises:
-      ValueError: the mesh does not divide the model, or the settings do not fit the model or each other.
+      ValueError: the mesh does not divide the model, or the sizes do not fit the model or each other.
     """
 
     device: MeshDevice
@@ -196,7 +137,7 @@ class RowEngine(RowHost):
         model: decoder.ModelConfig,
         params: Any,
         mesh: jax.sharding.Mesh,
-        settings: EngineSettings,
+        sizes: EngineSettings,
         *,
         cost: costs.StepCost | None = None,
         decode: Callable[..., str] | None = None,
@@ -205,26 +146,34 @@ class RowEngine(RowHost):
         swap_policy: SwapPolicy | None = None,
         device: Callable[..., MeshDevice] = MeshDevice,
     ):
-        _check(model, mesh, settings.max_length)
-        sizes = settings.sizes(meshes.replicas(mesh))
-        sequence.check_sizes(sizes, settings.row_sizes)  # before anything is compiled
-        drafting = drafting or _no_drafts(sizes)
-        host = HostSettings(
-            row_sizes=settings.row_sizes,
-            refill_slots=settings.refill_slots,
-            cost=cost or _analytic(model, settings),
-            vocab_size=model.vocab_size,
-            decode=decode,
+        heads = {"heads": model.heads, "kv_heads": model.kv_heads}
+        meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "engine", heads)
+        if sizes.max_length > model.max_length:
+            raise ValueError(
+                f"engine.max_length={sizes.max_length} is beyond the model's {model.max_length} positions; the "
+                f"nearest valid value is {model.max_length}"
+            )
+        sizes = replace(sizes, replicas=meshes.replicas(mesh))
+        sequence.check_sizes(sizes)  # before anything is compiled
+        drafting = drafting or Drafting(
+            Drafter(), replicas=sizes.replicas, slots=sizes.slots, past=lambda prompt_id: ()
         )
-        made = device(model, params, mesh, sizes, settings, drafting.drafter)
-        super().__init__(made, sizes, host, drafting=drafting, version=version, swap_policy=swap_policy)
+        super().__init__(
+            device(model, params, mesh, sizes, drafting.drafter),
+            sizes,
+            cost=cost or _analytic(model, sizes),
+            vocab_size=model.vocab_size,
+            drafting=drafting,
+            decode=decode,
+            version=version,
+            swap_policy=swap_policy,
+        )
 
     @property
     def layout(self) -> Layout:
-        """Returns the compiled layout."""
         return self.device.layout
 
-    def rehearse(self, params: Any) -> None:
+    def warm_up_swap(self, params: Any) -> None:
         """Swaps to these weights under the present version, so that later swaps compile nothing."""
         self.device.exchange(params)
 
@@ -244,14 +193,55 @@ class RowEngine(RowHost):
         self.admission = Admission(self.sizes, self.admission.version, self.drafting)
         self.reset()
 
-    def lay_down(self) -> Held:
-        """Frees pages and tables and returns the weights. Nothing is left on a device until `take_up`."""
-        return self.device.lay_down()
+    def release_weights(self) -> EngineWeights:
+        return self.device.release_weights()
 
-    def take_up(self, held: Held, version: int) -> None:
-        """Takes the weights of `version` that an engine of another layout laid down; pages and tables are empty."""
-        self.device.take_up(held)
+    def restore_weights(self, held: EngineWeights, version: int) -> None:
+        """Takes the weights of `version` that an engine of another layout released; pages and tables are empty."""
+        self.device.restore_weights(held)
         self.admission.version = version
+
+
+class HostWeights:
+    """Takes the weights of an engine off its devices while it has nothing to do, and brings back the bits that it had.
+
+    Each process keeps the pieces of its own devices.
+
+    Args:
+      engine: without requests. Nobody else uses its weights, which are freed.
+    """
+
+    def __init__(self, engine: RowEngine):
+        self._engine = engine
+        self._kept = jax.tree.map(_Kept, engine.device.params)
+        self.rest()
+
+    def wake(self) -> None:
+        """Brings the weights to the devices, with empty pages."""
+        params = jax.tree.map(_Kept.placed, self._kept)
+        self._engine.restore_weights(EngineWeights(params, owned=False), self._engine.version)
+
+    def rest(self) -> None:
+        """Frees weights and pages on the devices. The engine has no requests."""
+        self._engine.admission.rest()
+        drop(self._engine.release_weights().params)
+
+
+class _Kept:
+    """The pieces of an array that lie on devices of this process, by their place in it."""
+
+    def __init__(self, array: jax.Array):
+        self.shape, self.sharding = array.shape, array.sharding
+        # A copy: on a CPU the array's own memory is freed
+        self.pieces = {str(one.index): np.array(one.data) for one in array.addressable_shards}
+
+    def placed(self) -> Any:
+        """Returns the array on its devices."""
+        pieces = [
+            jax.device_put(self.pieces[str(index)].copy(), device)  # a copy: a CPU device may use the memory itself
+            for device, index in self.sharding.addressable_devices_indices_map(self.shape).items()
+        ]
+        return jax.make_array_from_single_device_arrays(self.shape, self.sharding, pieces)
 
 
 def drop(tree: Any) -> None:
@@ -260,24 +250,8 @@ def drop(tree: Any) -> None:
         leaf.delete()
 
 
-def _check(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, max_length: int) -> None:
-    """Refuses a mesh that does not divide the model, and positions beyond the model's."""
-    heads = {"heads": model.heads, "kv_heads": model.kv_heads}
-    meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "engine", heads)
-    if max_length > model.max_length:
-        raise ValueError(
-            f"engine.max_length={max_length} is beyond the model's {model.max_length} positions; the "
-            f"nearest valid value is {model.max_length}"
-        )
-
-
-def _no_drafts(sizes: Sizes) -> Drafting:
-    """Returns the host side of a drafter that never drafts."""
-    return Drafting(Off(), replicas=sizes.replicas, slots=sizes.slots, past=lambda prompt_id: ())
-
-
-def _analytic(model: decoder.ModelConfig, settings: EngineSettings) -> costs.StepCost:
+def _analytic(model: decoder.ModelConfig, sizes: EngineSettings) -> costs.StepCost:
     """Returns the analytic cost table of this kind of device. A pass of the wide prompt program costs a step."""
     count = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(model)))
-    rows = {*settings.row_sizes, settings.prompt_rows} - {0}
-    return costs.analytic(jax.devices()[0].device_kind, count, np.dtype(settings.dtype).itemsize, sorted(rows))
+    rows = {*sizes.row_sizes, sizes.prompt_rows} - {0}
+    return costs.analytic(jax.devices()[0].device_kind, count, np.dtype(sizes.dtype).itemsize, sorted(rows))

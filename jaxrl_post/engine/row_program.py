@@ -27,40 +27,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxrl_post.engine import row_plan
-from jaxrl_post.engine.host.wire import (
-    ACTIVE,
-    BRANCH,
-    CANDIDATE_END,
-    DRAFTS,
-    FIRST_END,
-    LEADER,
-    LIMIT,
-    MAPPED,
-    NUM_COMPUTED,
-    NUM_TOKENS,
-    OFFERS,
-    ORDER,
-    SEED0,
-    SEED1,
-    TABLE,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    USES,
-    WATCH,
-    WEIGHT,
-    DispatchResult,
-    Sizes,
-)
+from jaxrl_post.engine.host import wire as c
+from jaxrl_post.engine.host.wire import OFFERS, USES, DispatchResult, EngineSettings
 from jaxrl_post.engine.row_state import Heads, RowProgram, Slots, State, Work
-from jaxrl_post.engine.speculation.interface import Drafter, Drafts
+from jaxrl_post.engine.speculation.interface import Context, Drafter, Drafts, Step
 from jaxrl_post.kernels import attention, sampling, thresholds, verify
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
 
 def _ends(tokens: Array, ends: Array) -> Array:
-    """Returns whether each token is one of its row's end ids."""
     return jnp.any(tokens[:, None] == ends, axis=1)
 
 
@@ -87,10 +63,10 @@ def _step(
 
     packed: [S, columns]. tokens: [S, T]. `clones`: whether any slot is a clone."""
     sizes, config, drafter = program.sizes, program.config, program.drafter
-    going = (packed[:, ACTIVE] > 0) & (slots.done == 0)
+    going = (packed[:, c.ACTIVE] > 0) & (slots.done == 0)
     drafts, tokens, work = _planned(program, tables, packed, state, slots, going)
     plan, position = work.plan, work.position
-    attend = _attending(attention.Rows(plan.slot, position, plan.real, packed[:, TABLE:]), program)
+    attend = _attending(attention.Rows(plan.slot, position, plan.real, packed[:, c.TABLE :]), program)
     inputs = jnp.where(plan.real, tokens[plan.slot, position], 0)
     h, cache = decoder.hidden(params, config, inputs, position, attend, state.cache, dtype=program.dtype)
 
@@ -98,7 +74,7 @@ def _step(
     candidate = jnp.where(after < work.candidate_end[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
     given = (candidate,) if sizes.scoring else ()
     sampled, *law, _, likeliest = _drawn(program, params, h[plan.head_row], packed[slot], after, *given)
-    ended = _ends(sampled, packed[slot, FIRST_END:TABLE])
+    ended = _ends(sampled, packed[slot, c.FIRST_END : c.TABLE])
     sampled, counts, match = _accept(plan, candidate, sampled, ended)
     tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
     argmax_tokens = state.argmax_tokens
@@ -124,9 +100,9 @@ def _planned(
     candidate_end = jnp.where(offered > 0, slots.num_tokens + offered, slots.candidate_end)
     forced = jnp.where(going & (slots.num_tokens <= bound), slots.num_tokens - slots.num_computed, 0)
     candidates = jnp.where(offered > 0, 0, jnp.maximum(jnp.minimum(candidate_end, bound) - slots.num_tokens, 0))
-    weighed = values * jax.lax.bitcast_convert_type(packed[:, WEIGHT], jnp.float32)[:, None]
-    heads = dict(heads=min(sizes.heads, rows), places=sizes.head_places(rows))
-    plan = row_plan.plan(jnp, forced, candidates, weighed, packed[:, ORDER], rows=rows, **heads)
+    weighed = values * jax.lax.bitcast_convert_type(packed[:, c.WEIGHT], jnp.float32)[:, None]
+    heads = dict(heads=min(sizes.head_rows, rows), places=sizes.head_places(rows))
+    plan = row_plan.plan(jnp, forced, candidates, weighed, packed[:, c.ORDER], rows=rows, **heads)
     position = jnp.where(plan.real, slots.num_computed[plan.slot] + plan.offset, 0)
     return drafts, tokens, Work(plan, position, candidate_end, forced, values)
 
@@ -154,20 +130,11 @@ def _shared(
         argmax_tokens,
         settled,
     )
-    leads = going & (packed[:, LEADER] == jnp.arange(sizes.slots))
+    leads = going & (packed[:, c.LEADER] == jnp.arange(sizes.slots))
     learn = argmax_tokens if argmax_tokens.shape[1] else tokens
-    memory = drafter.observe(
-        memory,
-        drafts,
-        packed[:, DRAFTS:FIRST_END],
-        tokens,
-        learn,
-        before.num_tokens,
-        settled.num_tokens,
-        jnp.maximum(work.plan.count - work.forced, 0),
-        leads,
-    )
-    return State(cache, tokens, argmax_tokens, memory), settled
+    place, given = packed[:, c.DRAFTS : c.FIRST_END], jnp.maximum(work.plan.count - work.forced, 0)
+    step = Step(place, tokens, learn, before.num_tokens, settled.num_tokens, given, leads)
+    return State(cache, tokens, argmax_tokens, drafter.observe(memory, drafts, step)), settled
 
 
 def _attending(at: attention.Rows, program: RowProgram) -> Callable:
@@ -188,7 +155,8 @@ def _drafted(
 
     The worth is 0 where a slot takes no draft: it is idle, prefills, has candidates already, or is near its end."""
     S, W = tokens.shape[0], drafter.width
-    drafts = drafter.propose(tables, memory, tokens, slots.num_tokens, packed[:, DRAFTS:FIRST_END], packed[:, BRANCH])
+    context = Context(tokens, slots.num_tokens, packed[:, c.DRAFTS : c.FIRST_END], packed[:, c.BRANCH])
+    drafts = drafter.propose(tables, memory, context)
     free = going & (slots.candidate_end <= slots.num_tokens) & (slots.num_computed == slots.num_tokens - 1)
     room = jnp.where(free, jnp.minimum(drafts.count, bound - slots.num_tokens), 0)
     wanted = jnp.arange(W) < room[:, None]
@@ -206,7 +174,7 @@ def _binned(values: Array) -> Array:
 
 def _follow(
     width: int,
-    sizes: Sizes,
+    sizes: EngineSettings,
     packed: Array,
     num_computed: Array,
     cache: tuple,
@@ -219,18 +187,18 @@ def _follow(
 
     Copies the pages written since position `num_computed` into the slot's own pages. Leader and clones compute the same
     function, so the most advanced text is the text that each of them would reach."""
-    leader = packed[:, LEADER]
+    leader = packed[:, c.LEADER]
     same = leader[:, None] == leader[None, :]
     rank = slots.num_tokens * sizes.slots + (sizes.slots - 1 - jnp.arange(sizes.slots))
     best = jnp.argmax(jnp.where(same, rank[None, :], -1), axis=1)
-    block = (num_computed[best] // sizes.page)[:, None] + jnp.arange(-(-width // sizes.page) + 1)
-    written = (block <= (slots.num_tokens[best] // sizes.page)[:, None]) & (block < sizes.blocks)
+    block = (num_computed[best] // sizes.page_size)[:, None] + jnp.arange(-(-width // sizes.page_size) + 1)
+    written = (block <= (slots.num_tokens[best] // sizes.page_size)[:, None]) & (block < sizes.blocks)
     block = jnp.minimum(block, sizes.blocks - 1)
-    source = jnp.take_along_axis(packed[:, TABLE:][best], block, axis=1)
-    target = jnp.take_along_axis(packed[:, TABLE:], block, axis=1)
+    source = jnp.take_along_axis(packed[:, c.TABLE :][best], block, axis=1)
+    target = jnp.take_along_axis(packed[:, c.TABLE :], block, axis=1)
     target = jnp.where(written & (target != source) & (source < sizes.pages), target, sizes.pages).reshape(-1)
     cache = tuple(attention.copy(layer, jnp.minimum(source.reshape(-1), sizes.pages - 1), target) for layer in cache)
-    leads = (leader == jnp.arange(sizes.slots)) & (packed[:, ACTIVE] > 0)
+    leads = (leader == jnp.arange(sizes.slots)) & (packed[:, c.ACTIVE] > 0)
     won = jnp.sum(jnp.where(leads, slots.num_tokens[best] - slots.num_tokens, 0))
     moved = ("num_tokens", "num_computed", "done", "logprobs", "entropies", "stamps")
     per_slot = {name: getattr(slots, name)[best] for name in moved}
@@ -263,22 +231,23 @@ def _draw(
 ) -> sampling.Drawn:
     """Returns the samples of the heads. `packed` has the heads' own rows."""
     as_float = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
-    seeds = jax.lax.bitcast_convert_type(packed[:, SEED0 : SEED1 + 1], jnp.uint32)
-    heat, lowest = as_float(packed[:, TEMPERATURE]), None
+    seeds = jax.lax.bitcast_convert_type(packed[:, c.SEED0 : c.SEED1 + 1], jnp.uint32)
+    heat, lowest = as_float(packed[:, c.TEMPERATURE]), None
     if program.sizes.restricted:
-        lowest = thresholds.find(logits, heat, packed[:, TOP_K], as_float(packed[:, TOP_P]))
+        lowest = thresholds.find(logits, heat, packed[:, c.TOP_K], as_float(packed[:, c.TOP_P]))
     return verify.verify_sample(logits, seeds, after, heat, lowest, program.sizes.shards, program.platforms, given)
 
 
-def _settle(sizes: Sizes, packed: Array, slots: Slots, plan: row_plan.Plan, heads: Heads, going: Array) -> Slots:
-    """Returns the slots after a step."""
+def _settle(
+    sizes: EngineSettings, packed: Array, slots: Slots, plan: row_plan.Plan, heads: Heads, going: Array
+) -> Slots:
     counts, ended, match, after, reported = heads
 
     def heads_of_slot(which):
         return jnp.zeros_like(slots.num_tokens).at[plan.head_slot].add((counts & which).astype(jnp.int32))
 
     num_tokens = slots.num_tokens + heads_of_slot(counts)
-    window = jnp.where(counts, after - packed[plan.head_slot, NUM_TOKENS], sizes.emit)
+    window = jnp.where(counts, after - packed[plan.head_slot, c.NUM_TOKENS], sizes.emit)
     logprobs, entropies, stamps = (
         old.at[plan.head_slot, window].set(new, mode="drop")
         for old, new in zip((slots.logprobs, slots.entropies, slots.stamps), reported)
@@ -287,7 +256,7 @@ def _settle(sizes: Sizes, packed: Array, slots: Slots, plan: row_plan.Plan, head
         num_tokens=num_tokens,
         num_computed=jnp.where(num_tokens > slots.num_tokens, num_tokens - 1, slots.num_computed + plan.count),
         candidate_end=jnp.where(heads_of_slot(~match) > 0, num_tokens, jnp.maximum(slots.candidate_end, num_tokens)),
-        done=jnp.where(going & ((heads_of_slot(ended) > 0) | (num_tokens >= packed[:, LIMIT])), 1, slots.done),
+        done=jnp.where(going & ((heads_of_slot(ended) > 0) | (num_tokens >= packed[:, c.LIMIT])), 1, slots.done),
         logprobs=logprobs,
         entropies=entropies,
         stamps=stamps,
@@ -297,9 +266,9 @@ def _settle(sizes: Sizes, packed: Array, slots: Slots, plan: row_plan.Plan, head
     )
 
 
-def _uses(sizes: Sizes, packed: Array, plan: row_plan.Plan, counts: Array) -> Array:
+def _uses(sizes: EngineSettings, packed: Array, plan: row_plan.Plan, counts: Array) -> Array:
     """Counts the rows of a step by use, in the order of USES."""
-    leads = packed[:, LEADER] == jnp.arange(sizes.slots)
+    leads = packed[:, c.LEADER] == jnp.arange(sizes.slots)
     mine, sampling = plan.real & leads[plan.slot], plan.head_real & leads[plan.head_slot]
     drafted, heads, rows = sampling & (plan.head_rank > 0), jnp.sum(sampling), jnp.sum(plan.real)
     uses = (
@@ -313,12 +282,12 @@ def _uses(sizes: Sizes, packed: Array, plan: row_plan.Plan, counts: Array) -> Ar
     return jnp.stack(uses)
 
 
-def _bound(packed: Array, sizes: Sizes) -> Array:
+def _bound(packed: Array, sizes: EngineSettings) -> Array:
     """Returns the position below which a slot may have rows.
 
     The last token needs no row. Mapped pages and the window of new tokens are limited."""
     return jnp.minimum(
-        jnp.minimum(packed[..., LIMIT] - 1, packed[..., MAPPED]), packed[..., NUM_TOKENS] + sizes.emit - 1
+        jnp.minimum(packed[..., c.LIMIT] - 1, packed[..., c.MAPPED]), packed[..., c.NUM_TOKENS] + sizes.emit - 1
     )
 
 
@@ -342,9 +311,9 @@ def dispatch(
 
     def go_on(carry):
         number, _, slots = carry
-        going = (packed[..., ACTIVE] > 0) & (slots.done == 0)
+        going = (packed[..., c.ACTIVE] > 0) & (slots.done == 0)
         stalled = going & (slots.num_tokens > _bound(packed, sizes))
-        ready = (packed[..., WATCH] > 0) & (slots.num_computed >= packed[..., WATCH])
+        ready = (packed[..., c.WATCH] > 0) & (slots.num_computed >= packed[..., c.WATCH])
         ends = jnp.any(stalled | ready, axis=-1) | (jnp.sum(slots.done, axis=-1) >= scalars[1])
         # One number a replica, so that a step has one collective. 0: nothing to do; 1: continue; 2: end the dispatch.
         wants = jnp.where(ends, 2, jnp.any(going, axis=-1).astype(jnp.int32))
@@ -359,14 +328,13 @@ def dispatch(
     return state, _reported(program, packed, state, slots, number)
 
 
-def _started(sizes: Sizes, packed: Array) -> Slots:
-    """Returns the slots before the first step of a dispatch."""
+def _started(sizes: EngineSettings, packed: Array) -> Slots:
     shape = packed.shape[:2]
     empty = jnp.zeros((*shape, sizes.emit))
     return Slots(
-        packed[..., NUM_TOKENS],
-        packed[..., NUM_COMPUTED],
-        packed[..., CANDIDATE_END],
+        packed[..., c.NUM_TOKENS],
+        packed[..., c.NUM_COMPUTED],
+        packed[..., c.CANDIDATE_END],
         jnp.zeros(shape, jnp.int32),
         empty,
         empty,
@@ -380,7 +348,7 @@ def _started(sizes: Sizes, packed: Array) -> Slots:
 def _reported(program: RowProgram, packed: Array, state: State, slots: Slots, number: Array) -> DispatchResult:
     """Returns what the host reads after `number` steps: per slot its counts and the window of new tokens."""
     sizes = program.sizes
-    where = jnp.minimum(packed[..., NUM_TOKENS, None] + jnp.arange(sizes.emit), sizes.max_length - 1)
+    where = jnp.minimum(packed[..., c.NUM_TOKENS, None] + jnp.arange(sizes.emit), sizes.max_length - 1)
     as_int = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)
     watched = program.drafter.width and state.argmax_tokens.shape[-1]
     texts = [

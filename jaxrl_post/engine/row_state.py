@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array
 
 from jaxrl_post.engine import row_plan
-from jaxrl_post.engine.host.wire import Sizes
+from jaxrl_post.engine.host.wire import EngineSettings
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.kernels import hardware
 from jaxrl_post.models import decoder
@@ -43,42 +43,42 @@ class Slots(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The rows of a step.
+    """The rows of a step."""
 
-    plan: the row plan. position: int32[R]. candidate_end: int32[S]. forced: rows of each slot whose input token is
-    settled, int32[S]. values: worth of each draft, f32[S, W]."""
-
-    plan: row_plan.Plan
-    position: Array
-    candidate_end: Array
-    forced: Array
-    values: Array
+    plan: row_plan.Plan  # the row plan
+    position: Array  # int32[R]
+    candidate_end: Array  # int32[S]
+    forced: Array  # rows of each slot whose input token is settled, int32[S]
+    values: Array  # worth of each draft, f32[S, W]
 
 
 class Heads(NamedTuple):
-    """What a step found at each head row.
+    """What a step found at each head row."""
 
-    counts: the sample is kept. ended: the sample ends its rollout. match: the sample equals its candidate. after: the
-    sample's position. reported: log-prob, entropy and stamp of the sample."""
-
-    counts: Array
-    ended: Array
-    match: Array
-    after: Array
-    reported: tuple
+    counts: Array  # the sample is kept
+    ended: Array  # the sample ends its rollout
+    match: Array  # the sample equals its candidate
+    after: Array  # the sample's position
+    reported: tuple  # log-prob, entropy and stamp of the sample
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowProgram:
-    """What is fixed when a dispatch is compiled.
+class Program:
+    """What is fixed when a program is compiled.
 
-    `rows`: rows of a step. `dtype`: of activations. `spread(attention)`: the same attention, run by each device on its
-    own part. `platforms`: those whose kernels may be used."""
+    `dtype`: of activations. `spread(attention)`: the same attention, run by each device on its own part. `platforms`:
+    those whose kernels may be used."""
 
-    rows: int
-    sizes: Sizes
     config: decoder.ModelConfig
     dtype: Any
-    drafter: Drafter
     spread: Callable
     platforms: frozenset[str] = hardware.PLATFORMS
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowProgram(Program):
+    """What is fixed when a dispatch is compiled. `rows`: rows of a step."""
+
+    rows: int
+    sizes: EngineSettings
+    drafter: Drafter

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_post import json_text
-from jaxrl_post.json_text import shown
 from jaxrl_post.parallel import devices
 from jaxrl_post.parallel.devices import Device
+from jaxrl_post.ring import json_text
+from jaxrl_post.ring.json_text import shown
 
 OVERHEAD_S = 5e-5  # of a step
 CPU_OVERHEAD_S = 3e-4  # rough: of a CPU only the ratios matter

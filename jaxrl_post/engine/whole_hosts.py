@@ -8,23 +8,22 @@ the learner: it would first finish what it computes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxrl_post.engine.host.device import DispatchOrder
-from jaxrl_post.engine.host.wire import DispatchResult, Entry, Sizes
-from jaxrl_post.engine.row_engine import EngineSettings, MeshDevice
+from jaxrl_post.engine.host.wire import DispatchResult, EngineSettings
+from jaxrl_post.engine.row_engine import MeshDevice
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.models import decoder
+from jaxrl_post.parallel import exchange, weight_sync
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.parallel import relay, weight_sync
-from jaxrl_post.types import Layout
+from jaxrl_post.ring.types import Layout
 
 
-def device(learner: jax.sharding.Mesh, relays: relay.Relays, *given: Any) -> MeshDevice | DistantDevice:
+def device(learner: jax.sharding.Mesh, relays: exchange.Relays, *given: Any) -> MeshDevice | DistantDevice:
     """Returns the device of this process for an engine beside a learner of other processes.
 
     Args:
@@ -38,28 +37,27 @@ def device(learner: jax.sharding.Mesh, relays: relay.Relays, *given: Any) -> Mes
 
 
 def _layout(
-    relays: relay.Relays, teller: int, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh, dtype: Any
+    relays: exchange.Relays, sender: int, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh, dtype: Any
 ) -> weight_sync.CrossingLayout:
-    """Returns what brings the weights; see merged_weights.layout. `teller`: a process with a device of the learner."""
+    """Returns what brings the weights; see merged_weights.layout. `sender`: a process with a device of the learner."""
     homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
-    return weight_sync.CrossingLayout(homes, dtype, relays, teller)
+    return weight_sync.CrossingLayout(homes, dtype, relays, sender)
 
 
 class TellingDevice(MeshDevice):
     """A MeshDevice whose results are told to processes that have none of its devices."""
 
-    def __init__(self, results: relay.Relay, layout: Callable[..., weight_sync.WeightLayout], *given: Any):
+    def __init__(self, results: exchange.Relay, layout: Callable[..., weight_sync.WeightLayout], *given: Any):
         super().__init__(*given, layout=layout)
         self._results = results
 
     def dispatch(self, order: DispatchOrder) -> Callable[[], DispatchResult]:
-        """Starts a dispatch; see RowDevice."""
         wait = super().dispatch(order)
 
         def told() -> DispatchResult:
             result = wait()
-            if self._results.tells:
-                self._results.tell(relay.packed(result))
+            if self._results.sends:
+                self._results.send(exchange.packed(result))
             return result
 
         return told
@@ -72,40 +70,34 @@ class DistantDevice:
 
     def __init__(
         self,
-        results: relay.Relay,
+        results: exchange.Relay,
         layout: Callable[..., weight_sync.WeightLayout],
         model: decoder.ModelConfig,
         params: Any,
         mesh: jax.sharding.Mesh,
-        sizes: Sizes,
-        settings: EngineSettings,
+        sizes: EngineSettings,
         drafter: Drafter,
     ):
         self._results = results
         self.layout = Layout(sizes.replicas, mesh.shape[meshes.TENSOR])
-        self._sync = layout(model, params, mesh, settings.dtype)
+        self._sync = layout(model, params, mesh, sizes.dtype)
         self.case, self.links = self._sync.case(params), self._sync.links(params)
         self.params = self._sync.place(params)
 
-    def put(self, entry: Entry, drafts: bool) -> None:
-        """Does nothing here; see RowDevice."""
+    def _nothing(self, *given: Any) -> None:
+        """Does nothing here."""
 
-    def teach(self, pieces: Sequence[tuple[int, int, tuple[np.ndarray, ...]]], rates: np.ndarray) -> None:
-        """Does nothing here; see RowDevice."""
-
-    def prefill(self, tiles: np.ndarray) -> None:
-        """Does nothing here; see RowDevice."""
+    put = teach = prefill = _nothing
 
     def dispatch(self, order: DispatchOrder) -> Callable[[], DispatchResult]:
-        """Returns what waits for the result of the others; see RowDevice."""
-        return lambda: DispatchResult(*relay.unpacked(self._results.hear()))
+        """Returns what waits for the result of the others."""
+        return lambda: DispatchResult(*exchange.unpacked(self._results.receive()))
 
     def exchange(self, params: Any) -> None:
-        """Gives the learner's weights to the others; see RowDevice."""
+        """Gives the learner's weights to the others."""
         self._sync.check(self.params, params)
         self.params = self._sync.replace(self.params, params)
 
     def relayout(self, layout: Layout) -> None:
-        """Accepts the compiled layout; see RowDevice."""
         if layout != self.layout:
             raise ValueError(f"engine: {layout} was requested, only {self.layout} was compiled")

@@ -1,1 +1,1 @@
-"""How a run starts: alone or as one of several processes, with compiled programs kept between runs."""
+"""How a run starts: its parts, its plan, its jobs on several hosts, resume and branch."""

@@ -20,19 +20,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from jaxrl_post import config as configs
-from jaxrl_post import written
-from jaxrl_post.checkpoint import identity, store
-from jaxrl_post.checkpoint.signed_files import MANIFEST
-from jaxrl_post.history import History
-from jaxrl_post.launch import bucket_run, resume, run_folder
+from jaxrl_post.launch import resume
 from jaxrl_post.launch.command_line import Flags
-from jaxrl_post.launch.inputs import Inputs
+from jaxrl_post.launch.parts.inputs import Inputs
+from jaxrl_post.parallel.processes import say
+from jaxrl_post.ring import written
+from jaxrl_post.ring.history import History
+from jaxrl_post.runs import bucket_run, run_folder
+from jaxrl_post.runs.checkpoint import identity, store
+from jaxrl_post.runs.checkpoint.signed_files import MANIFEST
 from jaxrl_post.trainer.update_gate import Gate
 
 FILE = "parent.json"
@@ -126,25 +128,14 @@ def settings(flags: Flags) -> Any:
     )
 
 
-def taken(asked: str, config: configs.Config, start: Inputs, say: Callable[[str], object]) -> Branch | None:
-    """Returns what the run takes from the parent RUN@STEP, or None where `asked` is empty. See `opened`."""
-    if not asked:
-        return None
-    return opened(asked, config, resume.about(config, start, resume.versions()), say)
-
-
-def opened(text: str, config: configs.Config, about: Mapping, say: Callable[[str], object]) -> Branch:
+def opened(text: str, config: configs.Config, start: Inputs) -> Branch:
     """Returns what the run takes from RUN@STEP, and says what changes.
-
-    Args:
-      about: the identity of the new run, of launch/resume.py.
 
     Raises:
       ValueError: there is no such run or step, or its state is of no use to this run.
     """
-    run, step = named(text)
-    saves = store.Checkpoints(run / "checkpoints", keep_last=2, say=say)
-    saved = saves.at(step, f"--branch={text}")
+    about, (run, step) = resume.about(config, start), named(text)
+    saved = store.read_only(run).at(step, f"--branch={text}")
     changes = {
         name.removeprefix("config."): [then, now]
         for name, then, now in identity.differences(saved.about["config"], about["config"])
@@ -177,7 +168,7 @@ def _other(saved: store.Saved, about: Mapping, changes: Mapping) -> list[str]:
     out = [name for name in changes if name not in allowed and name.partition(".")[0] not in _LEARNING]
     for name in ("processes", "graders", "reward_code"):
         out += [name] * (saved.about.get(name) != about.get(name))
-    data = (told["data"]["train"]["digest"] for told in (saved.about, about))
+    data = (about_one["data"]["train"]["digest"] for about_one in (saved.about, about))
     return out + ["the training data"] * (len(set(data)) > 1 and "data.train" not in out)
 
 
@@ -216,8 +207,8 @@ def _check(text: str, config: configs.Config, saved: store.Saved, changes: Mappi
 
 def _sentence(parent: Parent, count: int, other: list[str], same_order: bool) -> str:
     """Returns one line on where the run begins, what changes, and what becomes of rollouts in flight."""
-    told = [f"{name} {_short(then)} -> {_short(now)}" for name, (then, now) in sorted(parent.changes.items())]
-    words = [f"branch: it begins at step {parent.step} of {parent.run}", *(told or ["no setting changes"])]
+    changed = [f"{name} {_short(then)} -> {_short(now)}" for name, (then, now) in sorted(parent.changes.items())]
+    words = [f"branch: it begins at step {parent.step} of {parent.run}", *(changed or ["no setting changes"])]
     if not same_order:
         words.append("data or seed are others, so the order of the data begins anew and the history is empty")
     if count and not other:
@@ -259,8 +250,8 @@ def read(place: Path) -> Parent | None:
     """
     with contextlib.suppress(FileNotFoundError):
         try:
-            told = json.loads((place / FILE).read_text(encoding="utf-8"))
-            return Parent(**told | {"again": tuple(told["again"])})
+            values = json.loads((place / FILE).read_text(encoding="utf-8"))
+            return Parent(**values | {"again": tuple(values["again"])})
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"resume: {place / FILE} is no parent.json of a run ({type(error).__name__})") from error
     return None

@@ -1,35 +1,63 @@
-"""The command line: one reader for every command, and the flags of a run.
-
-A value stands behind "=" or as the next argument, for every flag alike.
-"""
+"""The flags of a run, and which of them go together."""
 
 from __future__ import annotations
 
-import difflib
+import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jaxrl_post.config import Config, check_place, elsewhere, fields
-from jaxrl_post.json_text import shown
+from jaxrl_post.config.command_line import OVERRIDE, Arguments, Flag
+from jaxrl_post.ring.json_text import shown
 
-OVERRIDE = "--config.a.b=VALUE"
-_OVERRIDES = "--config."
-RUN = (
-    "--config=FILE",
-    OVERRIDE,
-    "--dry-run",
-    "--dry-run=all",
-    "--slice=NAME",
-    "--length=TOKENS",
-    "--run-dir=FOLDER",
-    "--resume",
-    "--resume=FOLDER",
-    "--branch=RUN",
-    "--branch=RUN@STEP",
-    "--help",
-    "--help SECTION",
+HELP = """
+python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run[=all]] [--run-dir=FOLDER] [--resume[=FOLDER]]
+python -m jaxrl_post.main --resume=FOLDER [--config.steps=N ...]
+python -m jaxrl_post.main --branch=RUN[@STEP] [--config=FILE] [--config.a.b=VALUE ...] [--run-dir=FOLDER]
+python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] --dry-run --slice=NAME
+python -m jaxrl_post.main --help [SECTION]
+
+Trains a policy: runs the loop, and writes the policy and a summary.
+
+A relative path in a config file is looked for beside the file first, then in the working directory. One on the command
+line is looked for in the working directory. FOLDER may be gs://BUCKET/NAME or s3://BUCKET/NAME. Then the run works in a
+folder of this machine, and is committed to the bucket after every save.
+
+Exit codes:
+- 1: a mistake in a config, a data file or a checkpoint. The error is one sentence, printed before anything is
+  compiled. A run that could not start leaves no folder.
+- 1: no rollout of the first round could be scored, filters leave no group, or weights or gradients are not finite. Or
+  saves fail again and again, the last save failed, or a log cannot be written. The folder is kept.
+- 42: use --resume. A signal or a hang ended the run, another process of the job was lost, a weight swap failed midway, or a
+  bucket did not answer.
+"""
+FLAGS = (
+    Flag("--config=FILE", "the config; FILE.py:CHOICE hands CHOICE to the file's get_config"),
+    Flag(OVERRIDE, "overrides an option; --config.a=default gives a section its defaults"),
+    Flag(
+        "--dry-run[=all]",
+        "prints the options that differ from their defaults, the batch arithmetic and the memory plan, and writes nothing; "
+        "with =all every option, as JSON. A run keeps them in its config.json",
+    ),
+    Flag(
+        "--slice=NAME",
+        "v5e-16, v5p-64, tpu7x-8, h100, 4x8xh100, l4, ...: plans for devices that are not there, from shapes alone: memory "
+        "of each device, and predicted seconds. Exit code 1 where the run does not fit",
+    ),
+    Flag("--length=TOKENS", "of a rollout on average, for the predicted seconds of --slice"),
+    Flag("--run-dir=FOLDER", "the run's folder, new or empty; else RUN_DIR/NAME-SEED-NNN, by the options"),
+    Flag(
+        "--resume[=FOLDER]",
+        "resumes a run that was killed. Without --config it has the run's own config, and only a few options may differ. "
+        "--run-dir=FOLDER --resume starts the run if the folder has none, so that one command can be repeated until the "
+        "run ends",
+    ),
+    Flag(
+        "--branch=RUN[@STEP]",
+        "begins a new run from a checkpoint of RUN, the newest one without @STEP. Weights, moments, the position in the "
+        "data and the history are RUN's. Options may differ; without --config they are RUN's. RUN is only read",
+    ),
 )
 
 
@@ -54,6 +82,11 @@ class Flags:
     branch: str = ""
 
 
+def parser() -> Arguments:
+    """Returns what reads the command line of a run."""
+    return Arguments("", HELP, FLAGS, _elsewhere)
+
+
 def parse(arguments: Sequence[str]) -> Flags:
     """Reads the command line of a run.
 
@@ -61,50 +94,48 @@ def parse(arguments: Sequence[str]) -> Flags:
       ValueError: no config file, an unknown flag (with the nearest), a flag that is given twice, a URL, or flags that do not
         go together.
     """
-    given: dict[str, Any] = {"overrides": ()}
-    seen: dict[str, str] = {}
-    for name, value in read(arguments, RUN, _elsewhere):
-        if name == OVERRIDE:
-            given["overrides"] += (value,)
-            continue
-        if name in seen:
-            raise ValueError(
-                f"{name} is given twice, with {shown(seen[name])} and {shown(value)}: leave one of them out"
-            )
-        seen[name] = value
-        check_place(value, name, bucket=name in ("--run-dir", "--resume"))
-        if name == "--resume":
-            given |= {"run_dir": value, "resume": "required"} if value else {"resume": "allowed"}
-        elif name == "--dry-run":
-            given |= {"dry_run": True, "every_option": _every_option(value)}
-        else:
-            given[name.removeprefix("--").replace("-", "_")] = _length(value) if name == "--length" else value or True
-    _check(given, "--run-dir" in seen and bool(seen.get("--resume")))
-    return Flags(**given)
+    reader = parser()
+    given = reader.read(arguments)
+    for name, value in reader.seen.items():
+        check_place(value, f"--{name.replace('_', '-')}", bucket=name in ("run_dir", "resume"))
+    every_option, length = _every_option(given.dry_run or ""), _length(given.length)
+    _check(given)
+    return Flags(
+        config=given.config,
+        overrides=given.overrides,
+        dry_run=given.dry_run is not None,
+        every_option=every_option,
+        slice=given.slice,
+        length=length,
+        run_dir=given.resume or given.run_dir,
+        resume="" if given.resume is None else "required" if given.resume else "allowed",
+        branch=given.branch,
+    )
 
 
-def _check(given: dict[str, Any], two_folders: bool) -> None:
-    """Refuses flags that do not go together. `two_folders`: --run-dir and --resume name one each."""
-    if two_folders:
+def _check(given: argparse.Namespace) -> None:
+    """Refuses flags that do not go together."""
+    resumes = given.resume is not None
+    if given.resume and given.run_dir:
         raise ValueError(
             "--run-dir and --resume=FOLDER both name a folder: write --resume=FOLDER, or --run-dir=FOLDER --resume"
         )
-    if given.get("resume") and given.get("branch"):
+    if resumes and given.branch:
         raise ValueError(
             "--branch begins a new run and --resume continues one: leave one of them out; a branch is continued by "
             "--resume=FOLDER with its own folder"
         )
-    if given.get("resume") and not given.get("run_dir"):
+    if resumes and not (given.resume or given.run_dir):
         raise ValueError("--resume says not which run: write --resume=FOLDER, or --run-dir=FOLDER --resume")
-    if "config" not in given and not given.get("resume") and not given.get("branch"):
+    if not (given.config or resumes or given.branch):
         raise ValueError(
             "no config file: write --config=FILE, for example --config=configs/demo.py, or --resume=RUN to continue a run"
         )
-    if given.get("slice") and not given.get("dry_run"):
+    if given.slice and given.dry_run is None:
         raise ValueError("--slice plans for devices that are not there, and a run needs them: add --dry-run")
-    if given.get("length") and not given.get("slice"):
+    if given.length and not given.slice:
         raise ValueError("--length is for a prediction, which only --slice=NAME makes: leave it out")
-    if given.get("slice") and (given.get("branch") or "config" not in given):
+    if given.slice and (given.branch or not given.config):
         raise ValueError("--slice plans from a config alone: name it by --config=FILE, without --branch")
 
 
@@ -116,12 +147,12 @@ def _every_option(text: str) -> bool:
 
 
 def _length(text: str) -> float:
-    """Returns the value of --length."""
-    if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text) or not float(text):
+    """Returns the value of --length, 0 without it."""
+    if text and (not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text) or not float(text)):
         raise ValueError(
             f"--length={shown(text, 40)} must be a mean length in tokens above 0, for example --length=512"
         )
-    return float(text)
+    return float(text or 0)
 
 
 def _elsewhere(argument: str) -> str:
@@ -132,59 +163,3 @@ def _elsewhere(argument: str) -> str:
         return f"write --config.{name}={value if equals and len(value) < 80 else 'VALUE'}"
     theirs = elsewhere.answer(name)
     return f"{theirs}, set by --config.NAME=VALUE" if theirs else ""
-
-
-def split(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Returns a command line without its overrides, and the overrides as `a.b=value`."""
-    others, found, rest = [], [], list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        if argument.startswith(_OVERRIDES):
-            found.append(_override(argument, rest))
-        else:
-            others.append(argument)
-    return others, tuple(found)
-
-
-def _override(argument: str, rest: list[str]) -> str:
-    """Returns an override as `a.b=value`. A value behind a space is taken from `rest`."""
-    apart = "=" not in argument and rest and not rest[0].startswith("--")
-    return (f"{argument}={rest.pop(0)}" if apart else argument).removeprefix(_OVERRIDES)
-
-
-def read(
-    arguments: Sequence[str], known: Sequence[str], instead: Callable[[str], str] = lambda argument: ""
-) -> list[tuple[str, str]]:
-    """Splits a command line into (name, value) pairs, in order.
-
-    Args:
-      known: the forms of flags: "--dry-run" has no value; "--config=FILE" and "--json FILE" have one, behind "=" or as the
-        next argument. A flag with both kinds of form has its value there if the next argument is no flag. An override has
-        the name OVERRIDE and the value "a.b=value".
-      instead: returns what to write instead of an unknown argument, or an empty text.
-
-    Raises:
-      ValueError: a flag of no known form, with the nearest form and all of them.
-    """
-    switches = {form for form in known if "=" not in form and " " not in form}
-    valued = {form.replace(" ", "=").partition("=")[0] for form in known if "=" in form or " " in form}
-    found, rest = [], list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        name, equals, value = argument.partition("=")
-        follows = bool(rest) and not rest[0].startswith("--")
-        if name.startswith(_OVERRIDES) and OVERRIDE in known:
-            found.append((OVERRIDE, _override(argument, rest)))
-        elif name in valued and value:
-            found.append((name, value))
-        elif name in valued and not equals and follows and rest[0]:
-            found.append((name, rest.pop(0)))
-        elif argument in switches:
-            found.append((argument, ""))
-        else:
-            near = difflib.get_close_matches(argument[:100], known, n=1, cutoff=0.0)
-            other = "" if name in valued else instead(argument)
-            raise ValueError(
-                f"unknown argument {shown(argument)}; {other or f'nearest is {near[0]}, all are ' + ', '.join(known)}"
-            )
-    return found

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 
 from jaxrl_post.config import Config
-from jaxrl_post.launch import chips, memory_plan, slice_plan
-from jaxrl_post.launch.chips import Slice
-from jaxrl_post.launch.memory_plan import Item, Kind
-from jaxrl_post.launch.slice_plan import Plan
+from jaxrl_post.launch.plan import chips, memory_plan, slice_plan
+from jaxrl_post.launch.plan.chips import Slice
+from jaxrl_post.launch.plan.memory_plan import Item, Kind
+from jaxrl_post.launch.plan.slice_plan import Plan
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import devices
 
@@ -54,15 +54,11 @@ def _memory(
     found = Plan(where=where, held=here, compiled=False)
     sure = {name: tuple(one for one in items if one.kind is not Kind.ACTIVATIONS) for name, items in here.items()}
     if Plan(where=where, held=sure, compiled=False).word == "does not fit":
-        raise ValueError(slice_plan.refusal(config, model, found) + _more(own))
+        more = "; XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 lets jax take more than 75 %" if own.platform != "tpu" else ""
+        raise ValueError(slice_plan.refusal(config, model, found) + more)
     if found.word == "does not fit":
         return [f"memory: {slice_plan.refusal(config, model, found)}; activations are an estimate, so it is tried"]
     return []
-
-
-def _more(own: Any) -> str:
-    """Returns how a GPU's runtime grants more."""
-    return "" if own.platform == "tpu" else "; XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 lets jax take more than 75 %"
 
 
 def _check_compiler(own: Any) -> None:

@@ -6,49 +6,51 @@ import time
 
 import jax
 
-from jaxrl_post.checkpoint import unsaved
 from jaxrl_post.engine.row_engine import RowEngine
-from jaxrl_post.launch import adapter, completions, resume, reward_start
-from jaxrl_post.launch import run_folder as folder
+from jaxrl_post.launch import resume
 from jaxrl_post.launch.assemble import Run
+from jaxrl_post.launch.parts import adapter, completions, second_models
 from jaxrl_post.models import hf, lora
 from jaxrl_post.parallel.processes import say
-from jaxrl_post.telemetry import metrics, mode_report, report
-from jaxrl_post.telemetry.journal import forget_aside
+from jaxrl_post.runs import metric_rows
+from jaxrl_post.runs import run_folder as folder
+from jaxrl_post.runs.checkpoint import log_marks
+from jaxrl_post.runs.journal import forget_aside
+from jaxrl_post.telemetry import mode_report, report
 from jaxrl_post.telemetry.observer import Observer
 from jaxrl_post.telemetry.page import document
 
 
 def finish(run: Run, observe: Observer) -> None:
     """Writes the policy and the summary, and prints them."""
-    words = run.start.tokenizer
+    tokenizer = run.start.tokenizer
     hf.save(
-        run.folder / reward_start.folder(run.start.model),
+        run.folder / second_models.folder_name(run.start.model),
         run.start.model,
         lora.exported(run.learner.params),
         dtype=run.start.dtype,
         tokenizer_files=run.start.files,
-        eos_ids=words.eos_ids,
-        bos_id=words.bos_id,
+        eos_ids=tokenizer.eos_ids,
+        bos_id=tokenizer.bos_id,
     )
     adapter.export(run.folder / "adapter", run.config, run.start.model, run.learner.params)
     if jax.process_index() != 0:
-        unsaved.forget(run.mine)
+        log_marks.forget(run.mine)
         return
-    rows = metrics.read(run.mine / "metrics.jsonl")
+    rows = metric_rows.read(run.mine / "metrics.jsonl")
     summary = _summary(run, observe, rows)
     folder.write_json(run.folder / "summary.json", summary)
     folder.write_json(run.folder / "bias.json", run.meter.report())
     document.write([run.folder], run.folder / document.NAME)
     forget_aside(run.mine)
-    unsaved.forget(run.mine)
+    log_marks.forget(run.mine)
     tokens = "trained" if run.config.engine.name != "rows" else "sampled"
     if run.config.logger.quiet:
         ends = report.headline(summary | {"swap": None}, run.config.eval.samples, tokens)
         say("\n".join([*ends[1:], f"run folder: {run.folder}"]))
         return
     ends = [*report.headline(summary, run.config.eval.samples, tokens), *mode_report.lines(summary["mode"])]
-    say("\n".join([*answers(run), *ends, *folder.contents(run.folder)]))
+    say("\n".join([*held_out_rollouts(run), *ends, *folder.contents(run.folder)]))
 
 
 def _summary(run: Run, observe: Observer, rows: list[dict]) -> dict:
@@ -78,7 +80,7 @@ def _summary(run: Run, observe: Observer, rows: list[dict]) -> dict:
     } | ({"parent": run.parent.told()} if run.parent else {})
 
 
-def answers(run: Run) -> list[str]:
+def held_out_rollouts(run: Run) -> list[str]:
     """Returns lines that show held-out prompts with their greedy rollouts before and after training, cut where long."""
     lines = []
     first, last = (run.evaluations or [None])[0], (run.evaluations or [None])[-1]

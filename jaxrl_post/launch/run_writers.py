@@ -10,17 +10,18 @@ from typing import Any
 import jax
 
 from jaxrl_post import config as configs
-from jaxrl_post import written
-from jaxrl_post.engine.elastic import Elastic
-from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.kernels import sampling
 from jaxrl_post.launch import branch as branches
-from jaxrl_post.launch import build as parts
-from jaxrl_post.launch import inputs, memory_plan, program_digests, resume
-from jaxrl_post.launch import run_folder as folder
+from jaxrl_post.launch import compile_guard, resume
+from jaxrl_post.launch.parts import build as parts
+from jaxrl_post.launch.parts import inputs
+from jaxrl_post.launch.plan import memory_plan
 from jaxrl_post.rewards import math_algebra
+from jaxrl_post.ring import written
+from jaxrl_post.ring.timing import Stopwatch
+from jaxrl_post.runs import metric_rows
+from jaxrl_post.runs import run_folder as folder
 from jaxrl_post.telemetry import loggers, metrics, mode_report
-from jaxrl_post.telemetry.timing import Stopwatch
 from jaxrl_post.telemetry.trace import RingTrace
 from jaxrl_post.trainer.learner import Learner
 
@@ -31,7 +32,7 @@ def further_rows(config: configs.Config, place: Path, mine: Path, stack: context
         return []
     file = mine / "metrics.jsonl"
     writers = loggers.opened(
-        config.logger, place, configs.to_dict(config), metrics.read(file) if file.is_file() else []
+        config.logger, place, configs.to_dict(config), metric_rows.read(file) if file.is_file() else []
     )
     for writer in writers:
         stack.callback(writer.close)
@@ -57,10 +58,19 @@ def rows(
       about: what a checkpoint must agree with. How the mode was chosen and the programs' digests are written, too.
       more: what `further_rows` returned.
     """
-    writers = [metrics.Jsonl(mine / "metrics.jsonl"), *more]
+    writers = [metric_rows.Jsonl(mine / "metrics.jsonl"), *more]
     if jax.process_index() == 0:
-        told = derived(config, evaluator) | {"graders": math_algebra.graders(config.graders)}
-        told |= {name: about[name] for name in ("auto", program_digests.NAME) if name in about}
+        told = {  # what tokens depend on beside the config
+            "versions": resume.versions(),
+            "device": jax.devices()[0].device_kind,
+            "devices": jax.device_count(),
+            "processes": jax.process_count(),
+            "sampling_law": sampling.LAW,
+            "swap": memory_plan.swap_case(config),
+        }
+        told |= parts.keys(evaluator) if evaluator is not None else {}
+        told |= {"graders": math_algebra.graders(config.graders)}
+        told |= {name: about[name] for name in ("auto", compile_guard.DIGESTS) if name in about}
         told |= {"parent": parent.told()} if parent else {}
         folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": told})
         columns = metrics.SUPERVISED if mode_report.supervised(config) else metrics.COLUMNS
@@ -82,18 +92,3 @@ def drawn_traces(
     watch.listeners.append(trace.phase)
     stack.callback(trace.close)
     return [trace]
-
-
-def derived(config: configs.Config, evaluator: RowEngine | Elastic | None) -> dict:
-    """What tokens depend on beside the config: versions, devices, processes, sampling law and the engine's own keys."""
-    out = {
-        "versions": resume.versions(),
-        "device": jax.devices()[0].device_kind,
-        "devices": jax.device_count(),
-        "processes": jax.process_count(),
-        "sampling_law": sampling.LAW,
-        "swap": memory_plan.swap_case(config),
-    }
-    if evaluator is not None:
-        out |= parts.keys(evaluator)
-    return out

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 
 from jaxrl_post.launch.watchdog import leaving
+from jaxrl_post.parallel.exchange import broadcast_text
 from jaxrl_post.parallel.liveness import RESTART as RESTART  # exported here too
-from jaxrl_post.parallel.processes import share_text
 
 PATIENCE_S, LIMIT_S = 12.0, 18.0
 GRANTED, MARGIN_S = "JAXRL_GRACE_S", 4.0
@@ -177,7 +177,7 @@ class StopSignal:
         Raises:
           Stopped: a signal came to process 0.
         """
-        name = self._name if jax.process_count() == 1 else share_text(self._name)
+        name = self._name if jax.process_count() == 1 else broadcast_text(self._name)
         if not name or version >= self._last:
             return
         if self._may_save() and self._save(version):

@@ -3,28 +3,44 @@
 At a limit the process writes all its stacks, the scheduler's state and the trace, and ends with exit code 42, so that
 --resume continues from the newest checkpoint. Time between two calls counts as the phase "host".
 
+Faults on purpose prove what a run survives: JAXRL_FAULT=POINT:COUNT[:KIND]. The COUNTth time that the run reaches POINT, it
+is killed (SIGKILL), raises, hangs or gets a SIGTERM. Without the variable nothing happens. Points of a ring's call are
+reached before the call.
+
 Invariant: the watchdog only measures. A limit decides whether a run goes on, never what it computes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import faulthandler
 import os
+import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl_post.launch import attempts
-from jaxrl_post.launch.fault_points import CALLS
-from jaxrl_post.telemetry.events import TimedRing
-from jaxrl_post.telemetry.timing import Stopwatch
+from jaxrl_post.ring.events import TimedRing
+from jaxrl_post.ring.timing import Stopwatch
+from jaxrl_post.runs import attempts
 
 HOST = "host"
 REPORT_S = 60.0  # seconds that a report of a hang may take
 _POLL_S = 0.25
+CALLS = {  # (phase, function) of a ring's call -> point
+    ("gen", "step"): "dispatch",
+    ("reward", "start"): "reward_start",
+    ("reward", "join"): "reward_join",
+    ("update_actor", "accumulate"): "accumulate",
+    ("update_actor", "commit"): "commit",
+    ("update_weights", "swap"): "swap",
+}
+POINTS = (*CALLS.values(), "publish", "before_save", "mid_save", "after_save", "prune", "evaluation")
+KINDS = ("kill", "raise", "hang", "term")
 
 
 @contextlib.contextmanager
@@ -125,3 +141,56 @@ class WatchedRing(TimedRing):
             if (point := CALLS.get((phase, getattr(function, "__name__", "")))) is not None:
                 self._reach(point)
             return super().call(phase, function, *arguments)
+
+
+class Planted(RuntimeError):
+    """The fault that JAXRL_FAULT asked for."""
+
+
+class FaultPoints:
+    """Counts how often each point is reached.
+
+    Args:
+      environment: may hold JAXRL_FAULT.
+
+    Raises:
+      ValueError: the variable is malformed, or names an unknown point or kind.
+    """
+
+    def __init__(self, environment: Mapping[str, str]):
+        self._at, self._count, self._kind = _fault(environment.get("JAXRL_FAULT", ""))
+        self._reached: Counter[str] = Counter()
+
+    def reach(self, point: str) -> None:
+        """Does what the variable says, if this is the point and the count.
+
+        Raises:
+          Planted: the kind is "raise".
+        """
+        if point != self._at:
+            return
+        self._reached[point] += 1
+        if self._reached[point] != self._count:
+            return
+        if self._kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._kind == "raise":
+            raise Planted(f"JAXRL_FAULT: {point} is reached for the {self._count}. time")
+        if self._kind == "term":
+            os.kill(os.getpid(), signal.SIGTERM)
+        while self._kind == "hang":
+            time.sleep(1.0)
+
+
+def _fault(text: str) -> tuple[str, int, str]:
+    if not text:
+        return "", 0, ""
+    point, _, rest = text.partition(":")
+    count, _, kind = rest.partition(":")
+    for given, known in ((point, POINTS), (kind or "kill", KINDS)):
+        if given not in known:
+            near = difflib.get_close_matches(given, known, n=1, cutoff=0.0)[0]
+            raise ValueError(f"JAXRL_FAULT={text}: unknown {given!r}; nearest is {near!r}, all are {', '.join(known)}")
+    if not count.isdecimal() or int(count) < 1:
+        raise ValueError(f"JAXRL_FAULT={text}: the count {count!r} must be a number from 1 on, as in {point}:1")
+    return point, int(count), kind or "kill"

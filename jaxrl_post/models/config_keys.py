@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_post.json_text import shown
+from jaxrl_post.ring.json_text import shown
 
 LARGEST = 1 << 24  # of a size: no dimension of a real model is larger
 LONGEST = 1 << 31  # positions
@@ -14,7 +14,6 @@ MOST_LAYERS = 1 << 12
 
 
 def number(file: Path, given: Mapping, key: str, low: float = 0.0, high: float = 1e30) -> float:
-    """Returns a finite number from `low` to `high`."""
     value = given.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"model {file}: {key} must be a number, got {shown(value)}")
@@ -25,7 +24,6 @@ def number(file: Path, given: Mapping, key: str, low: float = 0.0, high: float =
 
 
 def above(file: Path, given: Mapping, key: str, low: float) -> float:
-    """Returns a finite number above `low`."""
     value = number(file, given, key, low)
     if value == low:
         raise ValueError(f"model {file}: {key}={value:g} must be above {low:g}")
@@ -33,7 +31,6 @@ def above(file: Path, given: Mapping, key: str, low: float) -> float:
 
 
 def count(file: Path, given: Mapping, key: str, most: int = LARGEST) -> int:
-    """Returns a whole number from 1 to `most`."""
     value = given.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"model {file}: {key} must be a whole number of at least 1, got {shown(value)}")

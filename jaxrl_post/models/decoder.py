@@ -23,13 +23,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import nnx, traverse_util
 from jaxtyping import Array, Float, Int
 
 from jaxrl_post.models import layer_loop
 from jaxrl_post.models.layer import Layer, norm, param
 from jaxrl_post.models.model_config import ModelConfig, frequencies
-from jaxrl_post.parallel import pieces
+from jaxrl_post.parallel import relayout
 
 _DRAWN = 1 << 24  # random numbers that are drawn at once
 NOT_ALLOWED = -1e30  # score of an id without a meaning: its probability is exactly 0, and no 0 * inf arises
@@ -51,17 +51,7 @@ class Decoder(nnx.Module):
         elif not c.tied:
             self.head = param((c.embed, c.vocab_size), ("embed", "vocab"), std=c.embed**-0.5)
 
-    def hidden(
-        self,
-        tokens: Array,
-        positions: Array,
-        attend: Callable,
-        cache: Any,
-        noise: Any,
-        dtype: Any,
-        how: layer_loop.LayerLoop,
-        rows: Callable,
-    ):
+    def hidden(self, tokens: Array, positions: Array, attend: Callable, cache: Any, noise: Any, dtype: Any, loop, rows):
         with jax.named_scope("embed"):
             h = rows(jnp.asarray(self.embed[...]), tokens, dtype)
             h = h if noise is None else h + noise.astype(dtype)
@@ -70,7 +60,7 @@ class Decoder(nnx.Module):
         with jax.named_scope("rope"):
             turns = _turns(self.config, positions, jnp.promote_types(dtype, jnp.float32))
         layers = [self.layers[str(index)] for index in range(self.config.layers)]
-        h, cache = layer_loop.run(layers, h, turns, self.config.windows, attend, cache, how)
+        h, cache = layer_loop.run(layers, h, turns, self.config.windows, attend, cache, loop)
         with jax.named_scope("final_norm"):
             return norm(h, self.final_norm[...], self.config), cache
 
@@ -107,14 +97,9 @@ def _skeleton(config: ModelConfig) -> tuple:
 def _leaves(config: ModelConfig, function: Callable) -> dict:
     """Returns the tree of params with `function(path, shape, metadata)` as leaves."""
     _, state = _skeleton(config)
-    out: dict = {}
-    for path, leaf in nnx.to_flat_state(state):
-        *parents, name = path
-        where = out
-        for parent in parents:
-            where = where.setdefault(parent, {})
-        where[name] = function(path, leaf.get_value().shape, leaf.get_metadata())
-    return out
+    flat = nnx.to_flat_state(state)
+    leaves = {path: function(path, leaf.get_value().shape, leaf.get_metadata()) for path, leaf in flat}
+    return traverse_util.unflatten_dict(leaves)
 
 
 def abstract(config: ModelConfig) -> dict:
@@ -141,22 +126,18 @@ def init(config: ModelConfig, seed: int) -> dict:
     - Norms multiply by 1. Biases and a scalar head are 0.
     """
 
-    def draw(path, shape, about):
-        return np.concatenate(list(_drawn(path, shape, about, seed)))
-
-    return _leaves(config, draw)
+    return _leaves(config, lambda *leaf: np.concatenate(list(_drawn(*leaf, seed))))
 
 
 def placed(config: ModelConfig, seed: int, shardings: Any) -> dict:
     """Returns the params of `init` on devices. A process keeps the pieces of its own devices alone.
 
-    Args:
-      shardings: of each leaf, a tree like params.
+    `shardings`: of each leaf, a tree like params.
     """
 
     def draw(path, shape, about):
         home = functools.reduce(lambda tree, name: tree[name], path, shardings)
-        return pieces.streamed(shape, np.float32, home, _drawn(path, shape, about, seed))
+        return relayout.streamed(shape, np.float32, home, _drawn(path, shape, about, seed))
 
     return _leaves(config, draw)
 
@@ -183,12 +164,7 @@ def hidden(
     *,
     noise: Float[Array, "*rows D"] | None = None,
     dtype: Any = jnp.float32,
-    remat: bool = False,
-    policy: str = "full",
-    scan: bool = False,
-    row_major: bool = False,
-    paired: bool = False,
-    placed: bool = False,
+    loop: layer_loop.LayerLoop = layer_loop.ALL_WRITTEN,
     rows: Callable | None = None,
 ) -> tuple[Float[Array, "*rows D"], Any]:
     """Returns the last layer's normed output, and the cache after all calls of `attend`.
@@ -202,20 +178,12 @@ def hidden(
     Args:
       noise: is added to the embeddings, before embed_scale. None: nothing.
       dtype: of the computation; params of another dtype are cast where they are used.
-      remat: compute a layer again in the backward pass, from what `policy` keeps (layer_loop.POLICIES).
-      scan: stack the weights of all layers and loop over them. Then `attend` gets a traced number of the layer.
-      row_major, paired, placed: how the stack of weights lies in memory and is made, and which weights share a product
-        (layer_loop.LayerLoop).
+      loop: the form of the loop over layers. Scanned, `attend` gets a traced number of the layer.
       rows: (embed [V, D], tokens, dtype) -> [*rows, D]. None: `embed[tokens]`, with XLA's own gradient.
     """
     graph, _ = _skeleton(config)
-    kept = policy if remat else None
-    how = layer_loop.LayerLoop(scan=scan, row_major=row_major, paired=paired, placed=placed, policy=kept)
-    return nnx.merge(graph, params).hidden(tokens, positions, attend, cache, noise, dtype, how, rows or _rows)
-
-
-def _rows(embed: Float[Array, "V D"], tokens: Int[Array, "*rows"], dtype: Any) -> Float[Array, "*rows D"]:
-    return embed[tokens].astype(dtype)
+    rows = rows or (lambda embed, tokens, dtype: embed[tokens].astype(dtype))
+    return nnx.merge(graph, params).hidden(tokens, positions, attend, cache, noise, dtype, loop, rows)
 
 
 def logits(params: dict, config: ModelConfig, h: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_post import json_text
-from jaxrl_post.json_text import said, shown
 from jaxrl_post.models import config_keys as keys
 from jaxrl_post.models import decoder
 from jaxrl_post.models.model_config import ModelConfig, RopeScaling
+from jaxrl_post.ring import json_text
+from jaxrl_post.ring.json_text import said, shown
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 _GEMMA = dict(norm_offset=1.0, post_norms=True)
@@ -107,11 +107,7 @@ ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
 
 
 def read(file: Path) -> ModelConfig:
-    """Returns the shape and variant that a config.json describes, in either spelling.
-
-    Raises:
-      ValueError: one sentence with the file, the key and its value.
-    """
+    """Returns the shape and variant that a config.json describes, in either spelling."""
     given = json_text.read_object(file, f"model {file}")
     family, scalar = _family(file, given)
     for key in _OFF:
@@ -157,7 +153,6 @@ def read(file: Path) -> ModelConfig:
 
 
 def _family(file: Path, given: Mapping) -> tuple[Family, bool]:
-    """Returns the family, and whether its head is scalar."""
     kind = given.get("model_type")
     named = keys.texts(file, given, "architectures") or [kind if isinstance(kind, str) else shown(kind)]
     for family in FAMILIES:
@@ -304,7 +299,6 @@ def _gemma_json(family: Family, config: ModelConfig) -> dict[str, Any]:
 
 
 def _windows_json(family: Family, config: ModelConfig) -> dict[str, Any]:
-    """Returns the kind of every layer, and for readers older than layer_types the family's rule, where one fits."""
     slides = [window is not None for window in config.windows]
     out: dict[str, Any] = {"sliding_window": next(filter(None, config.windows), None)}
     if family.kind == "llama":

@@ -14,6 +14,7 @@ Refuses quantised weights, and pickled weights (a pickle can run code) with a hi
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import json
 import math
@@ -27,14 +28,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 
-from jaxrl_post import json_text, written
-from jaxrl_post.json_text import said, shown
 from jaxrl_post.models import families, tensor_file
 from jaxrl_post.models.families import Tensor
 from jaxrl_post.models.model_config import ModelConfig
 from jaxrl_post.models.tensor_file import Entry
-from jaxrl_post.parallel import pieces, processes
+from jaxrl_post.parallel import exchange, processes, relayout
+from jaxrl_post.ring import json_text, written
+from jaxrl_post.ring.json_text import said, shown
 
 DTYPES = ("float32", "bfloat16", "float16")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
@@ -63,29 +65,24 @@ def load(directory: str | Path, *, dtype: Any = np.float32, shardings: Any = Non
         found = _loaded(Path(directory), dtype, shardings)
     except (ValueError, OSError) as error:
         failure = str(error)
-    told = processes.any_text(failure)
+    told = exchange.first_text(failure)
     if told or found is None:
         raise ValueError(told)
     return found
 
 
 def _loaded(directory: Path, dtype: Any, shardings: Any) -> tuple[ModelConfig, dict]:
-    """Does what `load` says, for this process."""
     if not directory.is_dir():
         raise ValueError(f"model {directory}: no such directory")
     config = read_config(directory / "config.json")
     expected, present = families.tensors(config), _entries(directory)
     _matching(directory, config, expected, present)
-    params: dict = {}
+    leaves = {}
     # The largest first: its temporary copy then adds least to the leaves that are loaded already.
     for name in sorted(expected, key=lambda name: -present[name].bytes):
-        *parents, leaf = expected[name].path
-        where = params
-        for parent in parents:
-            where = where.setdefault(parent, {})
-        given = present[name], name, expected[name], dtype
-        where[leaf] = read_leaf(*given) if shardings is None else _placed(*given, _at(shardings, expected[name].path))
-    return config, params
+        path, given = expected[name].path, (present[name], name, expected[name], dtype)
+        leaves[path] = read_leaf(*given) if shardings is None else _placed(*given, _at(shardings, path))
+    return config, traverse_util.unflatten_dict(leaves)
 
 
 def stored_dtype(directory: str | Path) -> str:
@@ -106,11 +103,7 @@ def read_config(file: str | Path) -> ModelConfig:
 
 
 def check_savable(config: ModelConfig) -> None:
-    """Raises an error for a config that `save` cannot write. Call it before a run trains such a model.
-
-    Raises:
-      ValueError: no family that `save` writes computes what `config` says.
-    """
+    """Raises an error for a config that `save` cannot write. Call it before a run trains such a model."""
     families.write(config)
 
 
@@ -121,7 +114,7 @@ def _placed(entry: Entry, name: str, tensor: Tensor, dtype: Any, sharding: jax.s
     where = f"model {entry.file}"
     in_file, cast = tensor_file.Finite(where, name), tensor_file.Finite(where, name)
 
-    def read(index: pieces.Index) -> np.ndarray:
+    def read(index: relayout.Index) -> np.ndarray:
         box = _box(tensor, index)
         value = tensor_file.read(entry, box)
         in_file.add(value, box)
@@ -130,13 +123,13 @@ def _placed(entry: Entry, name: str, tensor: Tensor, dtype: Any, sharding: jax.s
             cast.add(leaf, index)
         return leaf
 
-    placed = pieces.placed(tensor.ours, kept, sharding, read)
+    placed = relayout.placed(tensor.ours, kept, sharding, read)
     in_file.refuse()
     cast.refuse()
     return placed
 
 
-def _box(tensor: Tensor, index: pieces.Index) -> tensor_file.Box:
+def _box(tensor: Tensor, index: relayout.Index) -> tensor_file.Box:
     """Returns where a piece of the leaf lies in the file's tensor."""
     if tensor.shape == tensor.ours:
         return index
@@ -146,7 +139,7 @@ def _box(tensor: Tensor, index: pieces.Index) -> tensor_file.Box:
     return _joined(tensor.ours[inputs:], index[inputs:]), _joined(tensor.ours[:inputs], index[:inputs])
 
 
-def _joined(shape: tuple[int, ...], index: pieces.Index) -> slice:
+def _joined(shape: tuple[int, ...], index: relayout.Index) -> slice:
     """Returns a piece of several dimensions as one of all of them together."""
     assert all((side.start, side.stop) == (0, size) for side, size in zip(index[1:], shape[1:])), (shape, index)
     each = math.prod(shape[1:])
@@ -162,7 +155,6 @@ def _at(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def _entries(directory: Path) -> dict[str, Entry]:
-    """Returns every tensor of the directory."""
     if (directory / _ONE).is_file():
         return tensor_file.entries(directory / _ONE)
     if (directory / _INDEX).is_file():
@@ -212,11 +204,8 @@ def _matching(directory: Path, config: ModelConfig, expected: Mapping[str, Tenso
             )
         present.remove("lm_head.weight")
     for name in sorted(present ^ set(expected)):
-        what = (
-            f"is missing; expected shape {expected[name].shape}"
-            if name in expected
-            else f"of shape {shown(given[name].shape)} is not part of this architecture"
-        )
+        what = f"is missing; expected shape {expected[name].shape}" if name in expected else ""
+        what = what or f"of shape {shown(given[name].shape)} is not part of this architecture"
         raise ValueError(f"model {directory}: tensor {said(name)} {what}")
     for name, tensor in expected.items():
         if given[name].shape != tensor.shape:
@@ -284,20 +273,15 @@ def save(
     if jax.process_index() != 0:
         collections.deque(values, 0)
         return
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        with written.naming(directory):
+        with replacing(directory) as made:
             _write_tensors(made, tensors, values, jnp.dtype(dtype), max_file_bytes)
             _write_json(made / "config.json", about)
             _write_json(made / "generation_config.json", _ids(eos_ids, bos_id))
             for file in files:
                 shutil.copyfile(file, made / file.name)
-        made.chmod(0o755)
-        swap_in(made, directory)
     finally:
         collections.deque(values, 0)  # after an error: the other processes wait for each tensor
-        shutil.rmtree(made, ignore_errors=True)
 
 
 def _writable(directory: Path, dtype: str, files: list[Path]) -> None:
@@ -339,22 +323,14 @@ def _write_tensors(
             room = limit
         parts[-1].append(name)
         room -= size
-    files = (
-        [_ONE]
-        if len(parts) == 1
-        else [f"model-{at:05}-of-{len(parts):05}.safetensors" for at in range(1, len(parts) + 1)]
-    )
+    several = [f"model-{at:05}-of-{len(parts):05}.safetensors" for at in range(1, len(parts) + 1)]
+    files = several if len(parts) > 1 else [_ONE]
     for file, names in zip(files, parts, strict=True):
         shapes = {name: tensors[name].shape for name in names}
         tensor_file.write(made / file, shapes, dtype, itertools.islice(values, len(names)))
     if len(parts) > 1:
-        _write_json(
-            made / _INDEX,
-            {
-                "metadata": {"total_size": sum(sizes.values())},
-                "weight_map": {name: file for file, names in zip(files, parts, strict=True) for name in names},
-            },
-        )
+        where = {name: file for file, names in zip(files, parts, strict=True) for name in names}
+        _write_json(made / _INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where})
 
 
 def as_in_files(tensors: Mapping[str, Tensor], params: Mapping, dtype: np.dtype) -> Iterator[np.ndarray]:
@@ -371,6 +347,20 @@ def _ids(eos_ids: tuple[int, ...], bos_id: int | None) -> dict:
 
 def _write_json(file: Path, value: Mapping) -> None:
     file.write_text(json.dumps(value, indent=2) + "\n")
+
+
+@contextlib.contextmanager
+def replacing(directory: Path) -> Iterator[Path]:
+    """Yields an empty folder, which appears under the name of `directory` at the end, or not at all after an error."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        with written.naming(directory):
+            yield made
+        made.chmod(0o755)
+        swap_in(made, directory)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def swap_in(made: Path, directory: Path) -> None:

@@ -102,10 +102,7 @@ class Layer(nnx.Module):
         self.up = param((c.embed, c.ffw), ("embed", "ffw"), std=std)
 
     def __call__(self, h: Array, turn: tuple[Array, Array], attend: Callable, cache: Any) -> tuple[Array, Any]:
-        """Returns the stream after this layer, and the cache.
-
-        h is [..., D]. turn holds cosines and sines, [..., H/2] each.
-        """
+        """Returns the stream after this layer, and the cache. h is [..., D]. turn holds cosines and sines, [..., H/2] each."""
         c, dtype = self.config, h.dtype
         h = named(h, STREAM)
         with jax.named_scope("qkv"):

@@ -23,6 +23,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array
 
 Turn = tuple[Array, Array]  # cosines and sines of a layer
+Layers, Turns, Windows = Sequence[nnx.Module], Sequence[Turn], Sequence[int | None]
 
 # What a policy may keep of a layer, by the name that the layer gives it.
 STREAM, ATTENDED, PROJECTED = "stream", "attended", "projected"
@@ -62,19 +63,16 @@ class LayerLoop:
     policy: str | None = None
 
 
+ALL_WRITTEN = LayerLoop()
+
+
 def named(x: Array, name: str) -> Array:
     """Returns `x` under a name that a policy can ask for. Without a policy it changes nothing."""
     return checkpoint_name(x, name)
 
 
 def run(
-    layers: Sequence[nnx.Module],
-    h: Array,
-    turns: Sequence[Turn],
-    windows: Sequence[int | None],
-    attend: Callable,
-    cache: Any,
-    how: LayerLoop,
+    layers: Layers, h: Array, turns: Turns, windows: Windows, attend: Callable, cache: Any, how: LayerLoop
 ) -> tuple[Array, Any]:
     """Returns the stream [..., D] after all layers, and the cache.
 
@@ -110,20 +108,15 @@ def _again(run: Callable, how: LayerLoop, *, in_loop: bool) -> Callable:
 
 
 def _scanned(
-    layers: Sequence[nnx.Module],
-    h: Array,
-    turns: Sequence[Turn],
-    windows: Sequence[int | None],
-    attend: Callable,
-    cache: Any,
-    how: LayerLoop,
+    layers: Layers, h: Array, turns: Turns, windows: Windows, attend: Callable, cache: Any, how: LayerLoop
 ) -> tuple[Array, Any]:
     first = layers[0].paired() if how.paired else layers[0]
     graph, _ = nnx.split(first)
     own = [nnx.to_pure_dict(nnx.split(layer)[1]) for layer in layers]
     with jax.named_scope("stack_layers"):
         weights = _weights(own, first.pairs, h.dtype, _placed if how.placed else _stack)
-        weights = jax.tree.map(_row_major, weights) if how.row_major else weights
+        if how.row_major:
+            weights = jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), weights)
     turning, rotations = _kinds([id(turn[0]) for turn in turns])
     # Behind a barrier, or XLA:TPU computes them again in every turn of the loop.
     tables = [jax.lax.optimization_barrier(turns[index]) for index in rotations]
@@ -157,10 +150,6 @@ def unstacked(whole: Any) -> dict[str, Any]:
     """Returns the trees of all layers by number, from what `stacked` returned."""
     count = jax.tree.leaves(whole)[0].shape[0]
     return {str(index): jax.tree.map(operator.itemgetter(index), whole) for index in range(count)}
-
-
-def _row_major(whole: Array) -> Array:
-    return with_layout_constraint(whole, Layout(tuple(range(whole.ndim))))
 
 
 def _weights(own: Sequence[Mapping], pairs: Mapping[str, tuple], dtype: Any, stack: Callable) -> dict[str, Array]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from jaxrl_post.models import tensor_file
@@ -37,7 +38,13 @@ def load(path: str | Path) -> tuple[ModelConfig, dict]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"llama2.c weights {path}: no such file")
-    words = _words(path)
+    data = path.read_bytes()
+    if len(data) % 4 or len(data) < 4 * _HEADER:
+        raise ValueError(
+            f"llama2.c weights {path}: {len(data)} bytes are no header of {4 * _HEADER} bytes followed by "
+            f"float32 numbers"
+        )
+    words = np.frombuffer(data, "<f4")
     config = _config(path, words[:_HEADER].view("<i4"))
     shapes = _shapes(config)
     need = _HEADER + sum(int(np.prod(shape)) for shape in shapes.values())
@@ -54,32 +61,16 @@ def load(path: str | Path) -> tuple[ModelConfig, dict]:
     return config, _params(config, raw)
 
 
-def _words(path: Path) -> np.ndarray:
-    data = path.read_bytes()
-    if len(data) % 4 or len(data) < 4 * _HEADER:
-        raise ValueError(
-            f"llama2.c weights {path}: {len(data)} bytes are no header of {4 * _HEADER} bytes followed by "
-            f"float32 numbers"
-        )
-    return np.frombuffer(data, "<f4")
-
-
 def _config(path: Path, header: np.ndarray) -> ModelConfig:
     if int(header[0]) == _VERSIONED:
         raise ValueError(
             f"llama2.c weights {path}: a versioned export (first word 'ak42'); only version 0 is read, "
             f"export it with --version 0"
         )
-    embed, ffw, layers, heads, kv_heads, vocab_size, max_length = (int(number) for number in header)
-    given = dict(
-        embed=embed,
-        ffw=ffw,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        vocab_size=abs(vocab_size),
-        max_length=max_length,
-    )
+    names = ("embed", "ffw", "layers", "heads", "kv_heads", "vocab_size", "max_length")
+    given = dict(zip(names, map(int, header), strict=True))
+    tied, given["vocab_size"] = given["vocab_size"] > 0, abs(given["vocab_size"])
+    embed, heads, kv_heads = given["embed"], given["heads"], given["kv_heads"]
     for name, number in given.items():
         if not 1 <= number <= (_LAYERS if name == "layers" else _SANE):
             raise ValueError(f"llama2.c weights {path}: the header says {name}={number}, which no such file has")
@@ -88,7 +79,7 @@ def _config(path: Path, header: np.ndarray) -> ModelConfig:
             f"llama2.c weights {path}: the header says embed={embed}, heads={heads}, kv_heads={kv_heads}, "
             f"which do not divide into even head sizes"
         )
-    return ModelConfig(**given, head_dim=embed // heads, tied=vocab_size > 0, rope_theta=10000.0, norm_eps=1e-5)
+    return ModelConfig(**given, head_dim=embed // heads, tied=tied, rope_theta=10000.0, norm_eps=1e-5)
 
 
 def _shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -136,10 +127,4 @@ def _params(c: ModelConfig, raw: dict[str, np.ndarray]) -> dict:
     }
     if not c.tied:
         params["head"] = raw["head"].T
-    return _contiguous(params)
-
-
-def _contiguous(tree):
-    if isinstance(tree, dict):
-        return {name: _contiguous(leaf) for name, leaf in tree.items()}
-    return np.ascontiguousarray(tree)
+    return jax.tree.map(np.ascontiguousarray, params)

@@ -49,7 +49,6 @@ def targets(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def adapting(model: ModelConfig, lora: Lora) -> ModelConfig:
-    """Returns the model with additions."""
     return replace(model, lora=lora)
 
 
@@ -100,12 +99,10 @@ def with_trained(policy: Any, weights: Any) -> Any:
 
 
 def axes(model: ModelConfig) -> Adapted:
-    """Returns logical axis names of every leaf."""
     return divided(decoder.axes(model), model)
 
 
 def abstract(model: ModelConfig) -> Adapted:
-    """Returns every leaf as a float32 ShapeDtypeStruct."""
     return divided(decoder.abstract(model), model)
 
 
@@ -133,16 +130,13 @@ def _drawn(path: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 def merged(matrices: Any, adapter: Any, lora: Lora, dtype: Any) -> Any:
     """Returns W + scale A B in `dtype`, a tree like `matrices`. To be traced: one program for all of them."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _sum(leaf, *_pair(adapter, [key.key for key in path]), path[-1].key, lora).astype(dtype),
-        matrices,
-    )
 
+    def one(path: tuple, leaf: jax.Array) -> jax.Array:
+        *parents, name = (key.key for key in path)
+        layer = functools.reduce(lambda tree, parent: tree[parent], parents, adapter)
+        return _sum(leaf, layer[f"{name}_a"], layer[f"{name}_b"], name, lora).astype(dtype)
 
-def _pair(adapter: Mapping, path: list[str]) -> tuple[Any, Any]:
-    *parents, name = path
-    layer = functools.reduce(lambda tree, parent: tree[parent], parents, adapter)
-    return layer[f"{name}_a"], layer[f"{name}_b"]
+    return jax.tree_util.tree_map_with_path(one, matrices)
 
 
 def _sum(matrix: jax.Array, a: jax.Array, b: jax.Array, name: str, lora: Lora) -> jax.Array:
@@ -216,11 +210,7 @@ def digest(base: Any) -> jax.Array:
 
 
 def check_base(mine: Any, theirs: Any, whose: str) -> None:
-    """Refuses additions to another base. `mine`, `theirs`: digests, or None for weights without a base.
-
-    Raises:
-      ValueError: one sentence that begins with `whose`.
-    """
+    """Refuses additions to another base. `mine`, `theirs`: digests, or None for weights without a base."""
     if mine is not None and not np.array_equal(np.asarray(mine), np.asarray(theirs)):
         raise ValueError(
             f"{whose} holds additions to another base than the one here: its weights, or lora.base_dtype, have changed; "

@@ -13,42 +13,29 @@ saved beside the additions. Dropout is a matter of training and is not read: her
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from flax import traverse_util
 
-from jaxrl_post import json_text, written
-from jaxrl_post.json_text import said, shown
 from jaxrl_post.models import config_keys as keys
 from jaxrl_post.models import families, hf, lora, tensor_file
 from jaxrl_post.models.families import Tensor
 from jaxrl_post.models.layer import PRODUCTS
 from jaxrl_post.models.model_config import Lora, ModelConfig
+from jaxrl_post.ring import json_text
+from jaxrl_post.ring.json_text import said, shown
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-_OFF = (
-    "use_dora",
-    "lora_bias",
-    "fan_in_fan_out",
-    "modules_to_save",
-    "rank_pattern",
-    "alpha_pattern",
-    "layers_to_transform",
-)
-_OFF += ("target_parameters", "trainable_token_indices", "exclude_modules", "use_qalora")
+_OFF = ("use_dora", "lora_bias", "fan_in_fan_out", "modules_to_save", "rank_pattern", "alpha_pattern")
+_OFF += ("layers_to_transform", "target_parameters", "trainable_token_indices", "exclude_modules", "use_qalora")
 
 
 def read(directory: str | Path) -> tuple[Lora, str]:
-    """Returns the additions that a directory describes, and the base that it names.
-
-    Raises:
-      ValueError: it is no adapter, or one that is not supported. One sentence with the file, the key and its value.
-    """
+    """Returns the additions that a directory describes, and the base that it names."""
     file = Path(directory) / CONFIG
     if not file.is_file():
         raise ValueError(f"adapter {directory}: no {CONFIG} in it, so it is no adapter of PEFT")
@@ -62,13 +49,10 @@ def read(directory: str | Path) -> tuple[Lora, str]:
     if not isinstance(base, str):
         raise ValueError(f"model {file}: base_model_name_or_path must be a text, got {shown(base)}")
     rank, alpha = keys.count(file, given, "r"), keys.above(file, given, "lora_alpha", 0.0)
-    return Lora(rank, alpha, _targets(Path(directory)), keys.flag(file, given, "use_rslora")), base
-
-
-def _targets(directory: Path) -> tuple[str, ...]:
-    """Returns the matrices that have additions. The tensors tell: target_modules may be a pattern."""
-    found = {name.split(".")[-3] for name in _entries(directory) if name.count(".") > 2}
-    return tuple(name for module, name in lora.MODULES.items() if module in found)
+    # The tensors tell which matrices have additions: target_modules may be a pattern.
+    found = {name.split(".")[-3] for name in _entries(Path(directory)) if name.count(".") > 2}
+    targets = tuple(name for module, name in lora.MODULES.items() if module in found)
+    return Lora(rank, alpha, targets, keys.flag(file, given, "use_rslora")), base
 
 
 def _entries(directory: Path) -> dict[str, tensor_file.Entry]:
@@ -78,27 +62,14 @@ def _entries(directory: Path) -> dict[str, tensor_file.Entry]:
 
 
 def load(directory: str | Path, model: ModelConfig) -> dict:
-    """Returns the additions of a directory as float32 in host memory: the adapter of a lora.Adapted.
-
-    Raises:
-      ValueError: they are not those that `model` describes, or hold a number that is not finite. One sentence.
-    """
-    present, out = matched(directory, model), {}
-    for name, tensor in tensors(model).items():
-        *parents, leaf = tensor.path
-        where = out
-        for parent in parents:
-            where = where.setdefault(parent, {})
-        where[leaf] = hf.read_leaf(present[name], name, tensor, np.float32)
-    return out
+    """Returns the additions of a directory as float32 in host memory: the adapter of a lora.Adapted."""
+    present, every = matched(directory, model), tensors(model)
+    leaves = {one.path: hf.read_leaf(present[name], name, one, np.float32) for name, one in every.items()}
+    return traverse_util.unflatten_dict(leaves)
 
 
 def matched(directory: str | Path, model: ModelConfig) -> dict[str, tensor_file.Entry]:
-    """Returns the tensors of a directory by name. They are those that `model` describes, of its rank, scale and targets.
-
-    Raises:
-      ValueError: they are others. One sentence.
-    """
+    """Returns the tensors of a directory by name. They are those that `model` describes, of its rank, scale and targets."""
     directory = Path(directory)
     there, _ = read(directory)
     _refuse_other(directory, there, model.lora)
@@ -128,7 +99,6 @@ def _refuse_other(directory: Path, there: Lora, here: Lora) -> None:
 
 
 def tensors(model: ModelConfig) -> dict[str, Tensor]:
-    """Returns every tensor of the file by its name there."""
     shapes, out = lora.abstract(model).adapter, {}
     for name, tensor in families.tensors(lora.plain(model)).items():
         *parents, matrix = tensor.path
@@ -148,11 +118,7 @@ def save(directory: str | Path, model: ModelConfig, adapter: Mapping, *, base: s
 
     Every process calls this with its part of the arrays, and process 0 writes.
 
-    Args:
-      base: of the frozen weights, a directory or a name.
-
-    Raises:
-      ValueError: the directory exists and is no adapter.
+    `base`: of the frozen weights, a directory or a name.
     """
     directory, all_of_them = Path(directory), tensors(model)
     if directory.exists() and not (directory / CONFIG).is_file():
@@ -163,17 +129,10 @@ def save(directory: str | Path, model: ModelConfig, adapter: Mapping, *, base: s
     values = list(hf.as_in_files(all_of_them, adapter, np.dtype(np.float32)))
     if jax.process_index() != 0:
         return
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        shapes = {name: tensor.shape for name, tensor in all_of_them.items()}
-        with written.naming(directory):
-            tensor_file.write(made / TENSORS, shapes, np.dtype(np.float32), values)
-            (made / CONFIG).write_text(json.dumps(_config(model.lora, base), indent=2) + "\n", encoding="utf-8")
-        made.chmod(0o755)
-        hf.swap_in(made, directory)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    shapes = {name: tensor.shape for name, tensor in all_of_them.items()}
+    with hf.replacing(directory) as made:
+        tensor_file.write(made / TENSORS, shapes, np.dtype(np.float32), values)
+        (made / CONFIG).write_text(json.dumps(_config(model.lora, base), indent=2) + "\n", encoding="utf-8")
 
 
 def _config(given: Lora, base: str) -> dict[str, Any]:

@@ -3,128 +3,39 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from jaxrl_post.models.model_config import ModelConfig, RopeScaling
 
+_SIZES = ("vocab_size", "embed", "layers", "heads", "kv_heads", "head_dim", "ffw", "max_length")
+_QWEN2 = dict(rope_theta=1000000.0, norm_eps=1e-6, qkv_bias=True)
+_QWEN3 = dict(rope_theta=1000000.0, norm_eps=1e-6, qk_norm=True)
+
+
+def _shape(*sizes: int, **variant: Any) -> ModelConfig:
+    """Returns a shape by its sizes, in the order of _SIZES, and what differs from a plain decoder."""
+    return ModelConfig(**dict(zip(_SIZES, sizes, strict=True)), **variant)
+
+
+def _llama3(*sizes: int, factor: float, **variant: Any) -> ModelConfig:
+    return _shape(*sizes, rope_theta=500000.0, rope_scaling=RopeScaling("llama3", factor), **variant)
+
+
 PRESETS: dict[str, ModelConfig] = {
     # For tests: small, so that nothing takes long.
-    "tiny": ModelConfig(
-        vocab_size=64, embed=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffw=64, max_length=256, tied=True
-    ),
+    "tiny": _shape(64, 32, 2, 4, 2, 8, 64, 256, tied=True),
     # The demo's policy: a character vocabulary (the assembler replaces vocab_size by the tokenizer's).
-    "demo": ModelConfig(
-        vocab_size=32, embed=64, layers=3, heads=4, kv_heads=4, head_dim=16, ffw=192, max_length=128, tied=True
-    ),
+    "demo": _shape(32, 64, 3, 4, 4, 16, 192, 128, tied=True),
     # Shape of karpathy/tinyllamas stories260K.
-    "stories260k": ModelConfig(
-        vocab_size=512, embed=64, layers=5, heads=8, kv_heads=4, head_dim=8, ffw=172, max_length=512, tied=True
-    ),
-    "llama3_2_1b": ModelConfig(
-        vocab_size=128256,
-        embed=2048,
-        layers=16,
-        heads=32,
-        kv_heads=8,
-        head_dim=64,
-        ffw=8192,
-        max_length=131072,
-        rope_theta=500000.0,
-        rope_scaling=RopeScaling("llama3", 32.0),
-        tied=True,
-    ),
-    "llama3_1_8b": ModelConfig(
-        vocab_size=128256,
-        embed=4096,
-        layers=32,
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        ffw=14336,
-        max_length=131072,
-        rope_theta=500000.0,
-        rope_scaling=RopeScaling("llama3", 8.0),
-    ),
-    "qwen2_5_0_5b": ModelConfig(
-        vocab_size=151936,
-        embed=896,
-        layers=24,
-        heads=14,
-        kv_heads=2,
-        head_dim=64,
-        ffw=4864,
-        max_length=32768,
-        rope_theta=1000000.0,
-        norm_eps=1e-6,
-        qkv_bias=True,
-        tied=True,
-    ),
-    "qwen2_5_1_5b": ModelConfig(
-        vocab_size=151936,
-        embed=1536,
-        layers=28,
-        heads=12,
-        kv_heads=2,
-        head_dim=128,
-        ffw=8960,
-        max_length=32768,
-        rope_theta=1000000.0,
-        norm_eps=1e-6,
-        qkv_bias=True,
-        tied=True,
-    ),
-    "qwen3_0_6b": ModelConfig(
-        vocab_size=151936,
-        embed=1024,
-        layers=28,
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        ffw=3072,
-        max_length=40960,
-        rope_theta=1000000.0,
-        norm_eps=1e-6,
-        qk_norm=True,
-        tied=True,
-    ),
-    "qwen2_5_7b": ModelConfig(
-        vocab_size=152064,
-        embed=3584,
-        layers=28,
-        heads=28,
-        kv_heads=4,
-        head_dim=128,
-        ffw=18944,
-        max_length=32768,
-        rope_theta=1000000.0,
-        norm_eps=1e-6,
-        qkv_bias=True,
-    ),
-    "qwen3_8b": ModelConfig(
-        vocab_size=151936,
-        embed=4096,
-        layers=36,
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        ffw=12288,
-        max_length=40960,
-        rope_theta=1000000.0,
-        norm_eps=1e-6,
-        qk_norm=True,
-    ),
-    "qwen3_32b": ModelConfig(
-        vocab_size=151936,
-        embed=5120,
-        layers=64,
-        heads=64,
-        kv_heads=8,
-        head_dim=128,
-        ffw=25600,
-        max_length=40960,
-        rope_theta=1000000.0,
-        norm_eps=1e-6,
-        qk_norm=True,
-    ),
+    "stories260k": _shape(512, 64, 5, 8, 4, 8, 172, 512, tied=True),
+    "llama3_2_1b": _llama3(128256, 2048, 16, 32, 8, 64, 8192, 131072, factor=32.0, tied=True),
+    "llama3_1_8b": _llama3(128256, 4096, 32, 32, 8, 128, 14336, 131072, factor=8.0),
+    "qwen2_5_0_5b": _shape(151936, 896, 24, 14, 2, 64, 4864, 32768, tied=True, **_QWEN2),
+    "qwen2_5_1_5b": _shape(151936, 1536, 28, 12, 2, 128, 8960, 32768, tied=True, **_QWEN2),
+    "qwen3_0_6b": _shape(151936, 1024, 28, 16, 8, 128, 3072, 40960, tied=True, **_QWEN3),
+    "qwen2_5_7b": _shape(152064, 3584, 28, 28, 4, 128, 18944, 32768, **_QWEN2),
+    "qwen3_8b": _shape(151936, 4096, 36, 32, 8, 128, 12288, 40960, **_QWEN3),
+    "qwen3_32b": _shape(151936, 5120, 64, 64, 8, 128, 25600, 40960, **_QWEN3),
 }
 
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_post import json_text
-from jaxrl_post.json_text import said, shown
+from jaxrl_post.ring import json_text
+from jaxrl_post.ring.json_text import said, shown
 
 FLOATS = {
     "F64": np.dtype(np.float64),
@@ -31,26 +31,13 @@ FLOATS = {
     "BF16": jnp.dtype(jnp.bfloat16),
 }
 _NAMES = {dtype: name for name, dtype in FLOATS.items()}
-_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "U64": 8,
-    "I32": 4,
-    "U32": 4,
-    "I16": 2,
-    "U16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "F8_E8M0": 1,
-    "F8_E4M3FNUZ": 1,
-    "F8_E5M2FNUZ": 1,
+_NAMED = {
+    8: ("F64", "I64", "U64"),
+    4: ("F32", "I32", "U32"),
+    2: ("F16", "BF16", "I16", "U16"),
+    1: ("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
 }
+_BYTES = {name: size for size, names in _NAMED.items() for name in names}
 _LIMIT = 100_000_000  # most bytes of a header, by the format
 _BLOCK = 1 << 24
 _FARTHEST = 1 << 62  # largest size or offset
@@ -70,11 +57,7 @@ class Entry(NamedTuple):
 
 
 def entries(file: Path) -> dict[str, Entry]:
-    """Returns every tensor of the file by name.
-
-    Raises:
-      ValueError: the file is cut off, or its header is not of this format.
-    """
+    """Returns every tensor of the file by name."""
     size = file.stat().st_size
     with open(file, "rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
@@ -179,11 +162,7 @@ class Finite:
             self._first = found if self._first is None else min(self._first, found, key=lambda one: one[0])
 
     def refuse(self) -> None:
-        """Refuses a tensor with such a number.
-
-        Raises:
-          ValueError: one sentence with the tensor's name, how many they are, and the first one.
-        """
+        """Refuses a tensor with such a number."""
         if self._first is not None:
             place, number = self._first
             raise ValueError(

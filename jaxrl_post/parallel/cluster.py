@@ -26,7 +26,7 @@ _METADATA_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class DetectedJob:
     """A job of several processes.
 
     `processes`: how many the environment names. `by`: the variables that say so. `obstacle`: why jax cannot join them;
@@ -39,7 +39,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ProcessPlace:
     """The place of a process in a job of `processes`. `coordinator`: host:port of process 0. `index`: of this process.
 
     `detection`: jax's way to find the GPU of this process, as cluster_detection_method of jax.distributed.initialize."""
@@ -50,7 +50,7 @@ class Place:
     detection: str | None
 
 
-def place(environment: Mapping[str, str]) -> Place | None:
+def place(environment: Mapping[str, str]) -> ProcessPlace | None:
     """Returns the place that VARIABLES give this process, or None where none of them is set.
 
     Raises:
@@ -77,7 +77,7 @@ def place(environment: Mapping[str, str]) -> Place | None:
         raise ValueError(f"environment: {by}={index} must be at least 0 and below {VARIABLES[1]}={count}")
     # beyond the GPU of a task jax would find nothing here, and would warn in Kubernetes that it cannot ask there
     asks = any(environment.get(name) for name in _LOCAL)
-    return Place(coordinator=address, processes=count, index=index, detection=None if asks else "deactivate")
+    return ProcessPlace(coordinator=address, processes=count, index=index, detection=None if asks else "deactivate")
 
 
 def _index_of_pod(environment: Mapping[str, str]) -> tuple[int, str]:
@@ -96,7 +96,7 @@ def _index_of_pod(environment: Mapping[str, str]) -> tuple[int, str]:
     return job_index * size + index, f"{_JOB} * {_IN_JOB} + {_INDEX}"
 
 
-def job(environment: Mapping[str, str], *, has_tpu: bool | None = None) -> Job | None:
+def job(environment: Mapping[str, str], *, has_tpu: bool | None = None) -> DetectedJob | None:
     """Returns the job of several processes that the environment describes, or None for a process by itself.
 
     Args:
@@ -109,21 +109,21 @@ def job(environment: Mapping[str, str], *, has_tpu: bool | None = None) -> Job |
     return found if found and found.processes > 1 else None
 
 
-def _open_mpi(environment: Mapping[str, str]) -> Job | None:
+def _open_mpi(environment: Mapping[str, str]) -> DetectedJob | None:
     name = "OMPI_COMM_WORLD_SIZE"
     if not environment.get(name):
         return None
     version_5 = "OMPI_MCA_orte_hnp_uri" not in environment
     obstacle = "Open MPI 5 needs the package mpi4py" if version_5 and not _installed("mpi4py") else ""
-    return Job(processes=number(environment, name), by=f"{name}={environment[name]}", obstacle=obstacle)
+    return DetectedJob(processes=number(environment, name), by=f"{name}={environment[name]}", obstacle=obstacle)
 
 
-def _slurm(environment: Mapping[str, str]) -> Job | None:
+def _slurm(environment: Mapping[str, str]) -> DetectedJob | None:
     if not (environment.get("SLURM_NTASKS") and environment.get("SLURM_PROCID")):
         return None
     missing = [name for name in _SLURM if not environment.get(name)]
     by = f"SLURM_NTASKS={environment['SLURM_NTASKS']} with SLURM_PROCID={environment['SLURM_PROCID']}"
-    return Job(
+    return DetectedJob(
         processes=number(environment, "SLURM_NTASKS"),
         by=by,
         obstacle=f"{', '.join(missing)} missing, which srun sets" if missing else "",
@@ -139,7 +139,7 @@ def _gpus_of_a_lone_task(environment: Mapping[str, str]) -> tuple[int, ...] | No
     return tuple(range(number(environment, "SLURM_GPUS_ON_NODE")))
 
 
-def _tpu(environment: Mapping[str, str], has_tpu: bool | None) -> Job | None:
+def _tpu(environment: Mapping[str, str], has_tpu: bool | None) -> DetectedJob | None:
     """Reads the variables of GKE and of several slices, and on a machine with TPU chips the metadata of GCE."""
     by = next((name for name in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES") if environment.get(name)), "")
     slices = number(environment, "MEGASCALE_NUM_SLICES") if environment.get("MEGASCALE_NUM_SLICES") else 1
@@ -154,10 +154,8 @@ def _tpu(environment: Mapping[str, str], has_tpu: bool | None) -> Job | None:
     elif by:
         hosts = environment[by]
     elif chips and not environment.get("TPU_SKIP_MDS_QUERY"):
-        by, hosts = (
-            "worker-network-endpoints of the metadata server",
-            _metadata("worker-network-endpoints", environment),
-        )
+        by = "worker-network-endpoints of the metadata server"
+        hosts = _metadata("worker-network-endpoints", environment)
         slices = max(slices, _slices(_metadata("tpu-env", environment)))
     else:
         hosts = ""
@@ -165,7 +163,7 @@ def _tpu(environment: Mapping[str, str], has_tpu: bool | None) -> Job | None:
     said = [f"{by} naming {count} hosts"] if count > 1 else []
     said += [f"MEGASCALE_NUM_SLICES={slices}"] if slices > 1 else []
     obstacle = "" if chips else "no TPU chips or no libtpu found here"
-    return Job(processes=count * slices, by=" and ".join(said), obstacle=obstacle) if said else None
+    return DetectedJob(processes=count * slices, by=" and ".join(said), obstacle=obstacle) if said else None
 
 
 def _tpu_chips(environment: Mapping[str, str]) -> bool:
@@ -196,19 +194,21 @@ def _slices(tpu_env: str) -> int:
     return int(texts[-1]) if texts and texts[-1].isdigit() else 1
 
 
-def _other(environment: Mapping[str, str]) -> Job | None:
+def _other(environment: Mapping[str, str]) -> DetectedJob | None:
     for size, rank in _OTHERS:
         if environment.get(size) and environment.get(rank):
             by = f"{size}={environment[size]} with {rank}={environment[rank]}"
-            return Job(processes=number(environment, size), by=by, obstacle="jax has no detection for that launcher")
+            return DetectedJob(
+                processes=number(environment, size), by=by, obstacle="jax has no detection for that launcher"
+            )
     return _indexed(environment)
 
 
-def _indexed(environment: Mapping[str, str]) -> Job | None:
+def _indexed(environment: Mapping[str, str]) -> DetectedJob | None:
     """Reads the index of a pod. It tells of other pods where it is above 0, and never how many there are."""
     index = number(environment, _INDEX) if environment.get(_INDEX) else 0
     more = "or more: an indexed job of Kubernetes says not how many"
-    return Job(processes=index + 1, by=f"{_INDEX}={index}", obstacle=more)
+    return DetectedJob(processes=index + 1, by=f"{_INDEX}={index}", obstacle=more)
 
 
 def _installed(package: str) -> bool:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -89,100 +91,85 @@ class Device:
 
 _FLAT = ((1, "1x1"), (4, "2x2"), (8, "2x4"), (16, "4x4"), (32, "4x8"), (64, "8x8"), (128, "8x16"), (256, "16x16"))
 _CUBE = ((4, "2x2x1"), (8, "2x2x2"), (16, "2x2x4"), (32, "2x4x4"), (64, "4x4x4"), (128, "4x4x8"), (256, "4x8x8"))
-_HALVES = tuple((2 * count, grid) for count, grid in _CUBE)
+_GRIDS = {"flat": _FLAT, "cube": _CUBE, "halves": tuple((2 * count, grid) for count, grid in _CUBE)}
 
-
-def _tpu(name: str, reported: str, memory: float, flops: float, bandwidth: float, link: float = 0.0, **more) -> Device:
-    own = {"per_host": 4, "alone": 4, "target": name if link else ""} | more
-    about = {"name": name, "platform": "tpu", "reported": reported, "memory": int(memory * GIB)}
-    return Device(**about, flops=flops, bandwidth=bandwidth, link=link, **own)
-
-
-def _nvidia(
-    name: str, reported: str, capability: str, cores: int, mib: int, flops: float, bandwidth: float, **more
-) -> Device:
-    about = {"name": name, "platform": "gpu", "reported": reported, "memory": mib * MIB - CONTEXT}
-    own = {"capability": capability, "cores": cores, "target": f"sm_{capability.replace('.', '')}"}
-    return Device(**about, flops=flops, bandwidth=bandwidth, **own, **more)
-
-
-def _amd(name: str, reported: str, gib: int, flops: float, bandwidth: float, link: float, **more) -> Device:
-    about = {"name": name, "platform": "gpu", "reported": reported, "memory": gib * GIB - CONTEXT}
-    return Device(**about, flops=flops, bandwidth=bandwidth, link=link, network=5e10, **more)
-
-
-_PCIE3, _PCIE4, _PCIE5 = 1.6e10, 3.2e10, 6.4e10  # 16 lanes, one direction
-_RDMA = {"network": 5e10}  # a network card of 400 Gbit/s for each GPU
-_SERVED = {"link": _PCIE4, "network": 1.25e10}  # cards in a server without NVLink
-
+# Columns are attributes of Device, and "-" is its default. `words`: the generation and what follows it in reported names.
 # The number in v4-, v5p- and tpu7x- counts TensorCores, of which a chip has two. jax shows both cores of a v4 or v5p chip as
 # one device, and those of TPU7x as two. A host has four chips, and eight chips of v5e and v6e may be one host.
-_TPUS = (
-    _tpu("v4", "TPU v4", 30.75, 2.75e14, 1.228e12, 3e11, network=6.25e9, numbered=0.5, grids=_CUBE),
-    _tpu("v5e", "TPU v5 lite", 15.75, 1.97e14, 8.19e11, 2e11, network=3.125e9, alone=8, numbered=1, grids=_FLAT),
-    _tpu("v5p", "TPU v5", 95.74, 4.59e14, 2.765e12, 6e11, network=6.25e9, numbered=0.5, grids=_CUBE),
-    _tpu("v6e", "TPU v6 lite", 31.25, 9.18e14, 1.64e12, 4e11, network=1.25e10, alone=8, numbered=1, grids=_FLAT),
-    _tpu(
-        *("tpu7x", "TPU7x", 94.75, 1.1535e15, 3.69e12, 3e11),
-        **dict(network=6.25e9, per_host=8, alone=8, per_chip=2, numbered=1, grids=_HALVES),
-    ),
-)
-_UNSLICED = (  # no slices of them can be planned
-    _tpu("v4i", "TPU v4 lite", 7.75, 1.37e14, 6.14e11),
-    _tpu("tpu8i", "TPU8i", 142, 5.505e14, 4.3e12, per_chip=2),
-    _tpu("tpu8t", "TPU8t", 213, 9.961e14, 6.4e12),
-)
-_VOLTA_TO_AMPERE = (
-    _nvidia("t4", "Tesla T4", "7.5", 40, 15360, 8.1e12, 3e11, link=_PCIE3, network=6e9),
-    _nvidia("v100", "Tesla V100-SXM2-16GB", "7.0", 80, 16160, 1.57e13, 9e11, link=1.5e11, network=1.25e10),
-    _nvidia("v100-32gb", "Tesla V100-SXM2-32GB", "7.0", 80, 32510, 1.57e13, 9e11, link=1.5e11, network=1.25e10),
-    _nvidia("a100", "NVIDIA A100-SXM4-80GB", "8.0", 108, 81920, 3.12e14, 2.039e12, link=3e11, network=2.5e10),
-    _nvidia("a100-40gb", "NVIDIA A100-SXM4-40GB", "8.0", 108, 40960, 3.12e14, 1.555e12, link=3e11, network=1.25e10),
-    _nvidia("a30", "NVIDIA A30", "8.0", 56, 24576, 1.65e14, 9.33e11, **_SERVED),
-    _nvidia("a10", "NVIDIA A10", "8.6", 72, 23028, 1.25e14, 6e11, **_SERVED),
-    _nvidia("a10g", "NVIDIA A10G", "8.6", 80, 23028, 7e13, 6e11, **_SERVED),
-    _nvidia("a40", "NVIDIA A40", "8.6", 84, 46068, 1.497e14, 6.96e11, **_SERVED),
-    _nvidia("a6000", "NVIDIA RTX A6000", "8.6", 84, 49140, 1.548e14, 7.68e11, **_SERVED),
-    _nvidia("rtx3090", "NVIDIA GeForce RTX 3090", "8.6", 82, 24576, 7.1e13, 9.36e11, **_SERVED),
-)
-_ADA_AND_BLACKWELL_CARDS = (
-    _nvidia("l4", "NVIDIA L4", "8.9", 58, 23034, 1.21e14, 3e11, **_SERVED),
-    _nvidia("l40", "NVIDIA L40", "8.9", 142, 46068, 1.81e14, 8.64e11, **_SERVED),
-    _nvidia("l40s", "NVIDIA L40S", "8.9", 142, 46068, 3.62e14, 8.64e11, **_SERVED),
-    _nvidia("rtx4090", "NVIDIA GeForce RTX 4090", "8.9", 128, 24564, 1.652e14, 1.008e12, **_SERVED),
-    _nvidia("rtx6000-ada", "NVIDIA RTX 6000 Ada Generation", "8.9", 142, 49140, 3.642e14, 9.6e11, **_SERVED),
-    _nvidia(
-        *("rtx5090", "NVIDIA GeForce RTX 5090", "12.0", 170, 32607, 2.095e14, 1.792e12), link=_PCIE5, network=1.25e10
-    ),
-    _nvidia(
-        *("rtxpro6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", "12.0", 188, 97887, 5.04e14, 1.597e12),
-        **dict(link=_PCIE5, network=5e10),
-    ),
-)
-_HOPPER_AND_BLACKWELL = (
-    _nvidia("h100", "NVIDIA H100 80GB HBM3", "9.0", 132, 81559, 9.89e14, 3.35e12, link=4.5e11, **_RDMA),
-    _nvidia("h100-pcie", "NVIDIA H100 PCIe", "9.0", 114, 81559, 7.56e14, 2e12, link=_PCIE5, **_RDMA),
-    _nvidia("h100-nvl", "NVIDIA H100 NVL", "9.0", 132, 95830, 8.35e14, 3.9e12, link=_PCIE5, **_RDMA),
-    _nvidia("h800", "NVIDIA H800", "9.0", 132, 81559, 9.9e14, 3.35e12, link=2e11, **_RDMA),
-    _nvidia("h20", "NVIDIA H20", "9.0", 78, 97871, 1.48e14, 4e12, link=4.5e11, **_RDMA),
-    _nvidia("h200", "NVIDIA H200", "9.0", 132, 143771, 9.89e14, 4.8e12, link=4.5e11, **_RDMA),
-    _nvidia("h200-nvl", "NVIDIA H200 NVL", "9.0", 132, 143771, 8.35e14, 4.8e12, link=_PCIE5, **_RDMA),
-    _nvidia("gh200", "NVIDIA GH200 480GB", "9.0", 132, 97871, 9.89e14, 4e12, link=4.5e11, per_host=1, **_RDMA),
-    _nvidia("b200", "NVIDIA B200", "10.0", 148, 183359, 2.25e15, 7.7e12, link=9e11, **_RDMA),
-    _nvidia(*("gb200", "NVIDIA GB200", "10.0", 148, 189471, 2.5e15, 8e12), link=9e11, per_host=4, joined=72, **_RDMA),
-    _nvidia("b300", "NVIDIA B300 SXM6 AC", "10.3", 148, 275040, 2.25e15, 7.7e12, link=9e11, network=1e11),
-    _nvidia(
-        *("gb300", "NVIDIA GB300", "10.3", 148, 284208, 2.5e15, 8e12), link=9e11, network=1e11, per_host=4, joined=72
-    ),
-)
-_AMDS = (
-    _amd("mi250x", "AMD Instinct MI250X", 64, 1.915e14, 1.638e12, 1e11, per_chip=2),
-    _amd("mi300a", "AMD Instinct MI300A", 128, 9.806e14, 5.3e12, 3.84e11, per_host=4),
-    _amd("mi300x", "AMD Instinct MI300X", 192, 1.3074e15, 5.3e12, 4.48e11),
-    _amd("mi325x", "AMD Instinct MI325X", 256, 1.3074e15, 6e12, 4.48e11),
-    _amd("mi350x", "AMD Instinct MI350X", 288, 2.3e15, 8e12, 5.38e11),
-    _amd("mi355x", "AMD Instinct MI355X", 288, 2.5e15, 8e12, 5.38e11),
-)
+# No slices can be planned of a kind without a link.
+_TPUS = """
+name   reported     memory  flops      bandwidth  link  network  per_host  alone  per_chip  numbered  grids   words
+v4     TPU v4       30.75G  2.75e14    1.228e12   3e11  6.25e9   4         4      -         0.5       cube    4
+v5e    TPU v5 lite  15.75G  1.97e14    8.19e11    2e11  3.125e9  4         8      -         1         flat    5lite 5e
+v5p    TPU v5       95.74G  4.59e14    2.765e12   6e11  6.25e9   4         4      -         0.5       cube    5 5p
+v6e    TPU v6 lite  31.25G  9.18e14    1.64e12    4e11  1.25e10  4         8      -         1         flat    6lite 6e
+tpu7x  TPU7x        94.75G  1.1535e15  3.69e12    3e11  6.25e9   8         8      2         1         halves  7 7x
+v4i    TPU v4 lite  7.75G   1.37e14    6.14e11    -     -        4         4      -         -         -       4lite 4i
+tpu8i  TPU8i        142G    5.505e14   4.3e12     -     -        4         4      2         -         -       8i
+tpu8t  TPU8t        213G    9.961e14   6.4e12     -     -        4         4      -         -         -       8t
+"""
+# A link is NVLink, or 16 lanes of PCIe in one direction. A network is a card of 400 Gbit/s for each GPU, or less.
+_NVIDIAS = """
+name         reported                        memory   flops     bandwidth  link    network  capability  cores  per_host  joined
+h100         NVIDIA H100 80GB HBM3           81559M   9.89e14   3.35e12    4.5e11  5e10     9.0         132    -         -
+h100-pcie    NVIDIA H100 PCIe                81559M   7.56e14   2e12       6.4e10  5e10     9.0         114    -         -
+h100-nvl     NVIDIA H100 NVL                 95830M   8.35e14   3.9e12     6.4e10  5e10     9.0         132    -         -
+h800         NVIDIA H800                     81559M   9.9e14    3.35e12    2e11    5e10     9.0         132    -         -
+h20          NVIDIA H20                      97871M   1.48e14   4e12       4.5e11  5e10     9.0         78     -         -
+h200         NVIDIA H200                     143771M  9.89e14   4.8e12     4.5e11  5e10     9.0         132    -         -
+h200-nvl     NVIDIA H200 NVL                 143771M  8.35e14   4.8e12     6.4e10  5e10     9.0         132    -         -
+gh200        NVIDIA GH200 480GB              97871M   9.89e14   4e12       4.5e11  5e10     9.0         132    1         -
+b200         NVIDIA B200                     183359M  2.25e15   7.7e12     9e11    5e10     10.0        148    -         -
+gb200        NVIDIA GB200                    189471M  2.5e15    8e12       9e11    5e10     10.0        148    4         72
+b300         NVIDIA B300 SXM6 AC             275040M  2.25e15   7.7e12     9e11    1e11     10.3        148    -         -
+gb300        NVIDIA GB300                    284208M  2.5e15    8e12       9e11    1e11     10.3        148    4         72
+l4           NVIDIA L4                       23034M   1.21e14   3e11       3.2e10  1.25e10  8.9         58     -         -
+l40          NVIDIA L40                      46068M   1.81e14   8.64e11    3.2e10  1.25e10  8.9         142    -         -
+l40s         NVIDIA L40S                     46068M   3.62e14   8.64e11    3.2e10  1.25e10  8.9         142    -         -
+rtx4090      NVIDIA GeForce RTX 4090         24564M   1.652e14  1.008e12   3.2e10  1.25e10  8.9         128    -         -
+rtx6000-ada  NVIDIA RTX 6000 Ada Generation  49140M   3.642e14  9.6e11     3.2e10  1.25e10  8.9         142    -         -
+rtx5090      NVIDIA GeForce RTX 5090         32607M   2.095e14  1.792e12   6.4e10  1.25e10  12.0        170    -         -
+rtxpro6000   NVIDIA RTX PRO 6000 Blackwell Server Edition  97887M   5.04e14   1.597e12   6.4e10  5e10     12.0        188    -         -
+t4           Tesla T4                        15360M   8.1e12    3e11       1.6e10  6e9      7.5         40     -         -
+v100         Tesla V100-SXM2-16GB            16160M   1.57e13   9e11       1.5e11  1.25e10  7.0         80     -         -
+v100-32gb    Tesla V100-SXM2-32GB            32510M   1.57e13   9e11       1.5e11  1.25e10  7.0         80     -         -
+a100         NVIDIA A100-SXM4-80GB           81920M   3.12e14   2.039e12   3e11    2.5e10   8.0         108    -         -
+a100-40gb    NVIDIA A100-SXM4-40GB           40960M   3.12e14   1.555e12   3e11    1.25e10  8.0         108    -         -
+a30          NVIDIA A30                      24576M   1.65e14   9.33e11    3.2e10  1.25e10  8.0         56     -         -
+a10          NVIDIA A10                      23028M   1.25e14   6e11       3.2e10  1.25e10  8.6         72     -         -
+a10g         NVIDIA A10G                     23028M   7e13      6e11       3.2e10  1.25e10  8.6         80     -         -
+a40          NVIDIA A40                      46068M   1.497e14  6.96e11    3.2e10  1.25e10  8.6         84     -         -
+a6000        NVIDIA RTX A6000                49140M   1.548e14  7.68e11    3.2e10  1.25e10  8.6         84     -         -
+rtx3090      NVIDIA GeForce RTX 3090         24576M   7.1e13    9.36e11    3.2e10  1.25e10  8.6         82     -         -
+"""
+_AMDS = """
+name    reported             memory  flops      bandwidth  link     network  per_host  per_chip
+mi250x  AMD Instinct MI250X  64G     1.915e14   1.638e12   1e11     5e10     -         2
+mi300a  AMD Instinct MI300A  128G    9.806e14   5.3e12     3.84e11  5e10     4         -
+mi300x  AMD Instinct MI300X  192G    1.3074e15  5.3e12     4.48e11  5e10     -         -
+mi325x  AMD Instinct MI325X  256G    1.3074e15  6e12       4.48e11  5e10     -         -
+mi350x  AMD Instinct MI350X  288G    2.3e15     8e12       5.38e11  5e10     -         -
+mi355x  AMD Instinct MI355X  288G    2.5e15     8e12       5.38e11  5e10     -         -
+"""
+_WORDS = {  # what a whole word of a GPU's reported name begins with, where that is not its name here
+    "h100-pcie": "h100[ -]pcie",
+    "h100-nvl": "h100[ -]nvl",
+    "h200-nvl": "h200[ -]nvl",
+    "rtx4090": "rtx 4090(?! .*laptop)",
+    "rtx6000-ada": "rtx 6000 ada",
+    "rtx5090": "rtx 5090(?! .*laptop)",
+    "rtxpro6000": "rtx pro 6000",
+    "t4": "t4g?",
+    "v100": "v100s?",
+    "v100-32gb": "v100s?.*32gb",
+    "a100": "a[18]00",
+    "a100-40gb": "a[18]00.* ?40gb",
+    "a6000": "(rtx )?a6000",
+    "rtx3090": "rtx 3090(?! .*laptop)",
+    "mi250x": "mi2[15]0x?|gfx90a",
+    "mi300x": "mi300x?|gfx942",
+    "mi355x": "mi355x|gfx950",
+}
 CPU = Device(
     name="cpu",
     platform="cpu",
@@ -191,48 +178,39 @@ CPU = Device(
     bandwidth=2e10,
     reported="cpu",
 )
+_COUNTS = ("per_host", "alone", "joined", "per_chip", "cores")
+_FIGURES = ("flops", "bandwidth", "link", "network", "numbered")
+_UNITS = {"G": GIB, "M": MIB}
+
+
+def _rows(table: str) -> Iterator[dict[str, str]]:
+    """Yields the cells of each row by column, without empty ones."""
+    names, *rows = (re.split(r" {2,}", line) for line in table.strip().splitlines())
+    for row in rows:
+        yield {name: cell for name, cell in zip(names, row, strict=True) if cell != "-"}
+
+
+def _device(platform: str, row: dict[str, str]) -> Device:
+    """Returns the device of a row."""
+    own: dict[str, Any] = {name: cell for name, cell in row.items() if name != "words"}
+    own |= {name: int(own[name]) for name in _COUNTS if name in own}
+    own |= {name: float(own[name]) for name in _FIGURES if name in own}
+    memory = int(float(row["memory"][:-1]) * _UNITS[row["memory"][-1]])
+    own["memory"] = memory - CONTEXT if platform == "gpu" else memory
+    if "grids" in row:
+        own |= {"grids": _GRIDS[row["grids"]], "target": row["name"]}
+    if "capability" in row:
+        own["target"] = f"sm_{row['capability'].replace('.', '')}"
+    return Device(platform=platform, **own)
+
+
+_TPU_NAMES = {word: row["name"] for row in _rows(_TPUS) for word in row["words"].split()}
 DEVICES: dict[str, Device] = {
-    one.name: one
-    for one in (*_TPUS, *_HOPPER_AND_BLACKWELL, *_ADA_AND_BLACKWELL_CARDS, *_VOLTA_TO_AMPERE, *_AMDS, *_UNSLICED, CPU)
+    **{row["name"]: _device("tpu", row) for row in _rows(_TPUS)},
+    **{row["name"]: _device("gpu", row) for table in (_NVIDIAS, _AMDS) for row in _rows(table)},
+    "cpu": CPU,
 }
-_TPU_NAMES = {  # generation and what follows it -> name
-    "4": "v4",
-    "4lite": "v4i",
-    "4i": "v4i",
-    "5lite": "v5e",
-    "5e": "v5e",
-    "5": "v5p",
-    "5p": "v5p",
-    "6lite": "v6e",
-    "6e": "v6e",
-    "7": "tpu7x",
-    "7x": "tpu7x",
-    "8i": "tpu8i",
-    "8t": "tpu8t",
-}
-_GPU_NAMES = (  # what a whole word of the reported name begins with -> name; the first that is found counts
-    *((name, name) for name in ("gb300", "b300", "gb200", "b200", "gh200")),
-    ("h200[ -]nvl", "h200-nvl"),
-    ("h200", "h200"),
-    ("h100[ -]nvl", "h100-nvl"),
-    ("h100[ -]pcie", "h100-pcie"),
-    *((name, name) for name in ("h100", "h800", "h20")),
-    ("rtx pro 6000", "rtxpro6000"),
-    ("rtx 6000 ada", "rtx6000-ada"),
-    ("(rtx )?a6000", "a6000"),
-    *((f"rtx {number}(?! .*laptop)", f"rtx{number}") for number in ("5090", "4090", "3090")),
-    *((name, name) for name in ("l40s", "l40", "l4")),
-    ("a[18]00.* ?40gb", "a100-40gb"),
-    ("a[18]00", "a100"),
-    *((name, name) for name in ("a30", "a40", "a10g", "a10")),
-    ("v100s?.*32gb", "v100-32gb"),
-    ("v100s?", "v100"),
-    ("t4g?", "t4"),
-    ("mi2[15]0x?|gfx90a", "mi250x"),
-    ("mi300x?|gfx942", "mi300x"),
-    ("mi355x|gfx950", "mi355x"),
-    *((name, name) for name in ("mi300a", "mi325x", "mi350x")),
-)
+_GPU_NAMES = {name: _WORDS.get(name, name) for name, one in DEVICES.items() if one.platform == "gpu"}
 _LIKE = {"tpu": "v5e", "gpu": "l4", "cpu": "cpu"}  # whose figures stand for a kind that is not known: slow ones
 _MIG = re.compile(r"mig (\d+)g\.(\d+)gb")
 
@@ -260,13 +238,13 @@ def estimated(device: Device, kind: str) -> str:
 
 
 def _name(plain: str) -> str:
-    """Returns the name of a kind in the table, or an empty text."""
+    """Returns the name of a kind in the table, or an empty text. A special kind stands behind the common one."""
     if plain in DEVICES:
         return plain
     if tpu := re.fullmatch(r"tpu ?v?(\d+)[ -]?([a-z]*)", plain):
         return _TPU_NAMES.get("".join(tpu.groups()), "")
-    words = ((f"(?<![a-z0-9])({pattern})(?![a-z0-9])", name) for pattern, name in _GPU_NAMES)
-    return next((name for pattern, name in words if re.search(pattern, plain)), "")
+    words = {name: f"(?<![a-z0-9])({pattern})(?![a-z0-9])" for name, pattern in _GPU_NAMES.items()}
+    return next((name for name in reversed(words) if re.search(words[name], plain)), "")
 
 
 def _part(device: Device, plain: str) -> Device:

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from jaxrl_post.parallel import key_value
+from jaxrl_post.parallel import exchange
 
 RESTART = 42  # exit code: the run is intact up to its last checkpoint, and --resume continues it
 SILENCE_S = 60.0
@@ -209,7 +209,7 @@ def join(ending: Callable[[int, str], object] = lambda code, why: None) -> None:
     Raises:
       ValueError: process 0 cannot be reached.
     """
-    me, count = key_value.place()
+    me, count = exchange.place()
     if count == 1 or _watching:
         return
     _wait_at_abort()
@@ -221,16 +221,16 @@ def join(ending: Callable[[int, str], object] = lambda code, why: None) -> None:
             ("", 0), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both, backlog=count
         )
         token = secrets.token_hex(16)
-        key_value.put(key, f"{listener.getsockname()[1]} {token}")
+        exchange.put(key, f"{listener.getsockname()[1]} {token}".encode())
         _watching.append(Liveness(me, count, listener, [], token, end))
     else:
         gone = f"process 0 of {count} is lost: it had joined, and does not say where it is reached"
         try:
-            port, token = key_value.get(key, JOIN_S).split(" ")
+            port, token = exchange.get(key, JOIN_S).decode().split(" ")
         except TimeoutError:  # at once where process 0 has ended, and the store with it
             return end(gone)
         try:
-            line = socket.create_connection((key_value.coordinator(), int(port)), timeout=SILENCE_S)
+            line = socket.create_connection((exchange.coordinator(), int(port)), timeout=SILENCE_S)
         except ConnectionError:
             return end(gone)
         except OSError as error:

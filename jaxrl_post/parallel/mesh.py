@@ -182,12 +182,6 @@ def _mesh(devices: Sequence[jax.Device] | np.ndarray, sizes: tuple[int, int, int
     return Mesh(np.array(devices).reshape(sizes), (DATA, FSDP, TENSOR), axis_types=(AxisType.Auto,) * 3)
 
 
-def one_each(mesh: Mesh) -> Mesh:
-    """Returns a mesh of the first device of each process, along data."""
-    first = {device.process_index: device for device in reversed(list(mesh.devices.flat))}
-    return _mesh([first[process] for process in sorted(first)], (len(first), 1, 1))
-
-
 def on_each_host(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
     """Returns the sharding that gives each process a whole array, split over its devices where they divide it."""
     order = sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id))
@@ -381,13 +375,9 @@ def by_vocab_shards(mesh: Mesh, run: Callable, axis: int, given: str, made: str)
         "m" is the matrix, and "h" the matrix as the learner's weights lie. A matrix made must be equal along data.
     """
     at_home = _spec(("embed", "vocab") if axis else ("vocab", "embed"), LEARNER_RULES)
-    specs = {"r": PartitionSpec(REPLICAS), "m": _vocab_spec(axis), "h": at_home}
+    specs = {"r": PartitionSpec(REPLICAS), "m": PartitionSpec(*(None,) * axis, VOCAB_SHARDS), "h": at_home}
     ins, outs = (tuple(specs[letter] for letter in letters) for letters in (given, made))
     return jax.shard_map(run, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
-
-
-def _vocab_spec(axis: int) -> PartitionSpec:
-    return PartitionSpec(*(None,) * axis, VOCAB_SHARDS)
 
 
 def put(tree: Any, shardings: Any) -> Any:

@@ -1,12 +1,8 @@
-"""Start-up of one process among several, and exchange of small host values between processes.
-
-Invariant: every process calls `share` and `share_text` in the same order. All processes get the value of process 0.
-"""
+"""Start-up of one process among several, arrays that each of them gets whole, and lines that the job prints once."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import threading
@@ -16,12 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
-from jaxrl_post.parallel import cluster, key_value, relayout
+from jaxrl_post.parallel import cluster, exchange, relayout
 from jaxrl_post.parallel import mesh as meshes
 
-_BLOCK = 4096  # bytes
 _LATER_S = 60  # seconds by which jax's own limit lies behind ours
 
 
@@ -58,7 +52,7 @@ def start(environment: Mapping[str, str], *, limit_s: float = 300.0) -> None:
         )
 
 
-def _join_detected(job: cluster.Job, limit_s: float) -> None:
+def _join_detected(job: cluster.DetectedJob, limit_s: float) -> None:
     """Joins the processes of a job by jax's own detection.
 
     Raises:
@@ -73,7 +67,7 @@ def _join_detected(job: cluster.Job, limit_s: float) -> None:
             )
     except (ValueError, RuntimeError, OSError, ImportError, KeyError) as error:
         raise ValueError(_apart(job.by, job.processes, f"{type(error).__name__}: {error}")) from error
-    if (joined := key_value.place()[1]) < job.processes:
+    if (joined := exchange.place()[1]) < job.processes:
         raise ValueError(_apart(job.by, job.processes, f"only {joined} joined"))
 
 
@@ -105,62 +99,6 @@ def _apart(by: str, processes: int, why: str) -> str:
     )
 
 
-def share(array: np.ndarray, mesh: jax.sharding.Mesh | None = None) -> np.ndarray:
-    """Returns process 0's array on every process, with the same dtype and bits.
-
-    All processes give the same shape and dtype. The array is sent as bytes, because a device array would lose half of
-    a float64. Blocks have one size, so that one program is compiled for all.
-
-    Args:
-      mesh: the devices that carry the bytes, so that no other devices are waited for. It has some in every process.
-        None: all devices of the job.
-    """
-    if jax.process_count() == 1:
-        return array
-    array = np.asarray(array)
-    data = np.frombuffer(array.tobytes(), np.uint8)
-    blocks = np.zeros((-(-data.size // _BLOCK), _BLOCK), np.uint8)
-    blocks.reshape(-1)[: data.size] = data
-    one = meshes.one_each(mesh or meshes.make_mesh(jax.device_count()))
-    with jax.transfer_guard_host_to_device("allow"):  # intended, but jax counts it as implicit
-        for block in blocks:
-            block[:] = _first(block, one)
-    return np.frombuffer(blocks.reshape(-1)[: data.size].tobytes(), array.dtype).reshape(array.shape)
-
-
-def _first(block: np.ndarray, one: jax.sharding.Mesh) -> np.ndarray:
-    """Returns process 0's block. `one` is a mesh of one device of each process."""
-    rows = meshes.put(np.broadcast_to(block, (one.size, block.size)), meshes.batch_sharding(one))
-    return np.asarray(_of_process_0(rows, meshes.replicated(one)).addressable_data(0))
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _of_process_0(rows: jax.Array, home: jax.sharding.Sharding) -> jax.Array:
-    return jax.lax.with_sharding_constraint(rows[0], home)
-
-
-def share_text(text: str, *, limit: int = _BLOCK) -> str:
-    """Returns process 0's text, of at most `limit` bytes, on every process."""
-    raw = text.encode()
-    assert len(raw) <= limit, f"text of {len(raw)} bytes, limit {limit}"
-    data = np.zeros(limit, np.uint8)
-    data[: len(raw)] = np.frombuffer(raw, np.uint8)
-    return share(data).tobytes().rstrip(b"\0").decode()
-
-
-def any_text(text: str, *, limit: int = _BLOCK) -> str:
-    """Returns the text of the first process that has one, on every process, or an empty text. It is cut to `limit`."""
-    if jax.process_count() == 1:
-        return text
-    own = np.zeros(limit, np.uint8)
-    raw = text.encode()[:limit]
-    own[: len(raw)] = np.frombuffer(raw, np.uint8)
-    one = meshes.one_each(meshes.make_mesh(jax.device_count()))
-    rows = meshes.put(np.broadcast_to(own, (one.size, limit)), meshes.batch_sharding(one))
-    every = np.asarray(relayout.relaid([rows], [meshes.replicated(one)])[0].addressable_data(0))
-    return next((row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in every if row.any()), "")
-
-
 def gathered(leaf: Any, dtype: Any) -> np.ndarray:
     """Returns one leaf as a host array of `dtype`, on every process. It is cast before it moves.
 
@@ -180,13 +118,6 @@ def gathered(leaf: Any, dtype: Any) -> np.ndarray:
     for part in parts.values():
         out[part.index] = np.asarray(part.data)
     return out
-
-
-def whole(tree: Any) -> Any:
-    """Returns every leaf as one host array, on every process."""
-    if jax.process_count() == 1:
-        return jax.device_get(tree)
-    return multihost_utils.process_allgather(tree, tiled=True)
 
 
 def say(text: str) -> None:

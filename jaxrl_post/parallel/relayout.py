@@ -3,10 +3,15 @@
 - The same devices: one compiled program, an identity with the new shardings as its result's.
 - Other devices: each device that receives gets one piece, copied from a device of its own process. Then a program over
   the receiving devices, which every process enters, assembles what each of them needs.
-- Devices of other processes: crossing.py.
+- Devices of other processes: both kinds of devices take part in one program, a collective permutation. Each device that
+  gets a piece gets it from one device that has it.
 
-`jax.device_put` alone goes through the host wherever the pieces of two shardings differ (jax 0.11). Bits arrive
-unchanged: they are copied, never added.
+Host values become arrays piece by piece, so that a process holds its own share and little more. It makes each piece of its
+own devices once, however many of them hold it.
+
+`jax.device_put` alone goes through the host wherever the pieces of two shardings differ. Between processes it needs a
+backend that supports it, which CPUs do not, and equal shardings on both sides (jax 0.11). Bits arrive unchanged: they are
+copied, never added.
 """
 
 from __future__ import annotations
@@ -16,15 +21,25 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.parallel.mesh import DATA, FSDP, TENSOR
 
 GROUP = 1 << 28  # bytes; leaves that move in one program have at most so many, unless it is one leaf
+IN_PLACE, IN_PROCESS, BETWEEN_PROCESSES, BETWEEN_SLICES = LINKS = (
+    "in place",
+    "between devices of a process",
+    "between processes",
+    "between slices",
+)
+Index = tuple[slice, ...]
+Rounds = tuple[tuple[tuple[int, int], ...], ...]
 
 
 def groups(leaves: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[list[int]]:
@@ -193,14 +208,6 @@ def links_by_process(
     return out
 
 
-IN_PLACE, IN_PROCESS, BETWEEN_PROCESSES, BETWEEN_SLICES = LINKS = (
-    "in place",
-    "between devices of a process",
-    "between processes",
-    "between slices",
-)
-
-
 def _elements(
     shape: tuple[int, ...], source: NamedSharding, home: NamedSharding
 ) -> Iterable[tuple[jax.Device, str, int]]:
@@ -219,12 +226,159 @@ def _elements(
 
 def distance(one: jax.Device, other: jax.Device) -> int:
     """Returns the place in LINKS of what bytes from one device to the other take. Less is nearer."""
-    return LINKS.index(_link(one, other))
-
-
-def _link(one: jax.Device, other: jax.Device) -> str:
     if one == other:
-        return IN_PLACE
+        return LINKS.index(IN_PLACE)
     if getattr(one, "slice_index", 0) != getattr(other, "slice_index", 0):
-        return BETWEEN_SLICES
-    return IN_PROCESS if one.process_index == other.process_index else BETWEEN_PROCESSES
+        return LINKS.index(BETWEEN_SLICES)
+    return LINKS.index(IN_PROCESS if one.process_index == other.process_index else BETWEEN_PROCESSES)
+
+
+def own_pieces(shape: tuple[int, ...], sharding: jax.sharding.Sharding) -> dict[Index, list[jax.Device]]:
+    """Returns each piece that devices of this process hold, and these devices."""
+    out: dict[tuple, list[jax.Device]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        out.setdefault(bounds(index, shape), []).append(device)
+    return {tuple(slice(*ends) for ends in piece): devices for piece, devices in out.items()}
+
+
+def placed(
+    shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding, read: Callable[[Index], np.ndarray]
+) -> jax.Array:
+    """Returns an array whose pieces `read` returns. One of them at a time is held in host memory."""
+    there: dict[jax.Device, jax.Array] = {}
+    for index, devices in own_pieces(shape, sharding).items():
+        value = read(index)
+        assert value.dtype == dtype, (value.dtype, dtype)
+        # Waits, because unfinished copies would pile up in host memory.
+        there |= zip(devices, jax.block_until_ready([jax.device_put(value, device) for device in devices]), strict=True)
+    order = [there[device] for device in sharding.addressable_devices_indices_map(shape)]
+    return jax.make_array_from_single_device_arrays(shape, sharding, order, dtype=dtype)
+
+
+def streamed(
+    shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding, blocks: Iterable[np.ndarray]
+) -> jax.Array:
+    """Returns an array of `blocks`, which come one after the other along its first axis.
+
+    Rows that no device of this process holds are dropped as they come.
+    """
+    parts = {
+        index: np.empty(tuple(side.stop - side.start for side in index), dtype) for index in own_pieces(shape, sharding)
+    }
+    start = 0
+    for block in blocks:
+        for (rows, *others), part in parts.items():
+            first, end = max(rows.start, start), min(rows.stop, start + len(block))
+            if first < end:
+                part[first - rows.start : end - rows.start] = block[(slice(first - start, end - start), *others)]
+        start += len(block)
+    assert start == shape[0], (start, shape)
+    return placed(shape, dtype, sharding, lambda index: parts.pop(index))
+
+
+class _Way(NamedTuple):
+    """How one array crosses: its pieces on the devices that give, those on the devices that get, and who gives to whom."""
+
+    cut: NamedSharding
+    landing: NamedSharding
+    rounds: Rounds
+
+
+def crossed(leaves: Sequence[Any], homes: Sequence[NamedSharding], dtype: Any) -> list[Any]:
+    """Returns the leaves in shardings over devices of other processes. The leaves stay in place.
+
+    All processes of both sides call it alike. A process without a device of an array gives, and gets, its
+    ShapeDtypeStruct with a sharding.
+
+    Args:
+      leaves: all over the same devices.
+      homes: all over the same devices, none of them a leaf's.
+      dtype: what they are cast to before they move.
+    """
+    ways = [_way(leaf.shape, leaf.sharding, home) for leaf, home in zip(leaves, homes, strict=True)]
+    line = (*leaves[0].sharding.mesh.devices.flat, *homes[0].mesh.devices.flat)
+    homes_in_line = meshes.in_line(line)
+    own = [*_given(leaves, ways, dtype), *_places([leaf.shape for leaf in leaves], ways, dtype)]
+    parts: list[dict[jax.Device, jax.Array]] = [{} for _ in leaves]
+    for at, array in own:
+        parts[at] |= {shard.device: shard.data for shard in array.addressable_shards}
+    joined = [
+        _joined(part, way.landing.shard_shape(leaf.shape), homes_in_line, dtype)
+        for part, way, leaf in zip(parts, ways, leaves, strict=True)
+    ]
+    moved = _program(homes_in_line, tuple(way.rounds for way in ways))(*joined)
+    return _landed(moved, [leaf.shape for leaf in leaves], ways, homes, dtype)
+
+
+@functools.cache
+def _way(shape: tuple[int, ...], source: NamedSharding, home: NamedSharding) -> _Way:
+    """Returns the way of an array. Of the nearest devices that have a piece, the one that gave least gives it."""
+    landing = landing_of(source, home)
+    cut = cut_of(source, landing)
+    place = {device: at for at, device in enumerate((*source.mesh.devices.flat, *home.mesh.devices.flat))}
+    having: dict[tuple, list[jax.Device]] = {}
+    for device, index in cut.devices_indices_map(shape).items():
+        having.setdefault(bounds(index, shape), []).append(device)
+    given: collections.Counter[jax.Device] = collections.Counter()
+    rounds: list[list[tuple[int, int]]] = []
+    for device, index in landing.devices_indices_map(shape).items():
+        holders = having[bounds(index, shape)]
+        giver = min(holders, key=lambda one: (distance(one, device), given[one], place[one]))
+        if given[giver] == len(rounds):
+            rounds.append([])
+        rounds[given[giver]].append((place[giver], place[device]))
+        given[giver] += 1
+    return _Way(cut, landing, tuple(map(tuple, rounds)))
+
+
+def _given(leaves: Sequence[Any], ways: Sequence[_Way], dtype: Any) -> list[tuple[int, jax.Array]]:
+    """Returns the leaves as they are given, by number, in a process that has some of their devices."""
+    if not meshes.is_here(leaves[0].sharding.mesh):
+        return []
+    ready = all(leaf.dtype == dtype and leaf.sharding == way.cut for leaf, way in zip(leaves, ways, strict=True))
+    return list(enumerate(leaves if ready else relaid(leaves, [way.cut for way in ways], jnp.dtype(dtype))))
+
+
+def _places(shapes: Sequence[tuple[int, ...]], ways: Sequence[_Way], dtype: Any) -> list[tuple[int, jax.Array]]:
+    """Returns arrays for the pieces to arrive in, by number, in a process that has some of the devices that get them."""
+    if not meshes.is_here(ways[0].landing.mesh):
+        return []
+    made = _zeros(tuple(shapes), jnp.dtype(dtype), tuple(way.landing for way in ways))()
+    return list(enumerate(made))
+
+
+@functools.cache
+def _zeros(shapes: tuple[tuple[int, ...], ...], dtype: Any, homes: tuple[NamedSharding, ...]) -> Callable[[], tuple]:
+    return jax.jit(lambda: tuple(jnp.zeros(shape, dtype) for shape in shapes), out_shardings=homes)
+
+
+def _joined(parts: dict[jax.Device, jax.Array], part: tuple[int, ...], home: NamedSharding, dtype: Any) -> jax.Array:
+    """Returns the pieces of this process as an array in line."""
+    whole = (home.mesh.size * part[0], *part[1:])
+    own = [parts[device] for device in home.addressable_devices_indices_map(whole)]
+    return jax.make_array_from_single_device_arrays(whole, home, own, dtype=jnp.dtype(dtype))
+
+
+@functools.cache
+def _program(home: NamedSharding, rounds: tuple[Rounds, ...]) -> Callable[..., tuple]:
+    """Returns the jitted program that moves one piece of each array to each device that gets one."""
+    moves = [meshes.permuted(home, own) for own in rounds]
+    return jax.jit(lambda *arrays: tuple(move(x) for move, x in zip(moves, arrays, strict=True)))
+
+
+def _landed(
+    moved: Sequence[jax.Array],
+    shapes: Sequence[tuple[int, ...]],
+    ways: Sequence[_Way],
+    homes: Sequence[NamedSharding],
+    dtype: Any,
+) -> list[Any]:
+    """Returns the arrays in their homes, of what has arrived on devices of this process."""
+    if not meshes.is_here(homes[0].mesh):
+        return [jax.ShapeDtypeStruct(shape, dtype, sharding=home) for shape, home in zip(shapes, homes, strict=True)]
+    arrived = []
+    for array, shape, way in zip(moved, shapes, ways, strict=True):
+        there = {shard.device: shard.data for shard in array.addressable_shards}
+        own = [there[device] for device in way.landing.addressable_devices_indices_map(shape)]
+        arrived.append(jax.make_array_from_single_device_arrays(shape, way.landing, own))
+    return relaid(arrived, homes) if any(w.landing != h for w, h in zip(ways, homes)) else arrived

@@ -6,7 +6,7 @@ The arrays decide between three cases:
 - `relayout`: another sharding or other devices. Leaves move in groups of bounded bytes (relayout.py), and the old
   leaves of a group are freed before the new ones are made.
 
-Where the engine's devices are those of other processes, a relayout is a crossing (crossing.py).
+Where the engine's devices are those of other processes, a relayout is a crossing (relayout.crossed).
 
 In the last two cases the engine owns its copy. At most one group exists at any time besides the weights of learner and
 engine. No weight passes the memory of a host.
@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from jaxrl_post.parallel import crossing, relayout
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.parallel.relay import Relays
+from jaxrl_post.parallel import relayout
+from jaxrl_post.parallel.exchange import Relays
 
 
 class Torn(RuntimeError):
@@ -180,7 +180,7 @@ class WeightLayout:
 
 
 class CrossingLayout(WeightLayout):
-    """The engine's placement of weights on devices of other processes than the learner's (crossing.py).
+    """The engine's placement of weights on devices of other processes than the learner's (relayout.crossed).
 
     A process without a device of weights has their ShapeDtypeStructs. Processes agree on every check before they move any.
 
@@ -196,15 +196,15 @@ class CrossingLayout(WeightLayout):
     def _check_finite(self, params: Any) -> None:
         here = meshes.is_here(jax.tree.leaves(params)[0].sharding.mesh)
         finite = bool(_finite(params)) if here else True
-        _refuse_not_finite(self._finite.share(bytes([finite])) == bytes([True]))
+        _refuse_not_finite(self._finite.broadcast(bytes([finite])) == bytes([True]))
 
     def _replaced(self, old: Any, new: Any, owned: bool) -> Any:
-        self._relays.drop_heard()  # all meet: a device that waits for another process has a short limit of its own
+        self._relays.release_received()  # all meet: a device that waits for another process has a short limit of its own
         here = meshes.is_here(jax.tree.leaves(self.shardings)[0].mesh)
         return self._moved(new, jax.tree.leaves(old) if owned and here else None)
 
     def _sent(self, leaves: Sequence[Any], homes: Sequence[NamedSharding]) -> list[Any]:
-        return jax.block_until_ready(crossing.crossed(leaves, homes, self.dtype))
+        return jax.block_until_ready(relayout.crossed(leaves, homes, self.dtype))
 
 
 def _shares(one: Any, other: Any) -> bool:

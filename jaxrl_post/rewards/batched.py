@@ -50,21 +50,27 @@ def columns(signature: inspect.Signature) -> tuple[str, ...]:
 
 def scorer(function: Callable, signature: inspect.Signature) -> Callable[[dict], list[dict[str, float]]]:
     """Returns a function from the lists of a group to the numbers of each completion; empty where it does not apply."""
-    any_name = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
-    named = {name for name, one in signature.parameters.items() if one.kind in _BY_NAME}
 
     def score(given: dict) -> list[dict[str, float]]:
         count = len(given["completions"])
         logged = _Logged(count)
         every = given | {"log_metric": logged.metric, "log_extra": logged.extra}
-        asked = named | (every.keys() - {"completions_ids"} if any_name else set())
-        returned = waited(function(**{name: value for name, value in every.items() if name in asked}))
+        if "completions_ids" not in signature.parameters:
+            every.pop("completions_ids", None)
+        returned = waited(function(**accepted(signature, every)))
         return [
             numbers | more if numbers else {}
             for numbers, more in zip(_numbers(returned, count), logged.of, strict=True)
         ]
 
     return score
+
+
+def accepted(signature: inspect.Signature, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those arguments that a function takes: all where it has **kwargs, else those that it names."""
+    any_name = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
+    named = {name for name, one in signature.parameters.items() if one.kind in _BY_NAME}
+    return {name: value for name, value in given.items() if any_name or name in named}
 
 
 def waited(returned: Any) -> Any:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from jaxrl_post.json_text import shown
+from jaxrl_post.ring.json_text import shown
 
 _PLAIN = (str, int, float, complex, bytes, bool, type(None))
 

@@ -37,7 +37,7 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 from jaxrl_post.rewards import Overrun, program_runs, program_tests
-from jaxrl_post.rewards.lifetime import die_with
+from jaxrl_post.rewards.child import die_with
 from jaxrl_post.rewards.program_tests import Called, Test, Whole
 from jaxrl_post.rewards.sandbox import AUTO
 from jaxrl_post.rewards.sandbox.examiner import Link, ProgramTest, Unsupported, examine, names

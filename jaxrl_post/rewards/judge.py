@@ -12,28 +12,40 @@ the rollout is unscored and counted, never scored 0. Repeated questions are serv
 
 Invariants:
 - The API key goes to the endpoint alone: over https, or to this host. Redirects are not followed.
-- One deadline covers everything that an answer takes: name lookup, connection, headers, body and further attempts.
+- One deadline covers everything that an answer takes: name lookup, connection, headers, body and further attempts. A
+  request runs in a thread of its own, because a name lookup cannot be interrupted and a socket's timeout begins anew with
+  every byte. At the deadline its connections are shut down and the caller goes on.
+- A host that is this one is reached without the proxies of the environment.
 - A verdict outside the range counts as none, also one from the cache. A damaged cache file is asked for anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import http.client
+import ipaddress
 import json
 import logging
 import math
 import os
 import re
+import socket
 import tempfile
+import threading
 import time
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxrl_post.rewards import endpoint as web
 from jaxrl_post.rewards.question import Question
 
 _log = logging.getLogger(__name__)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_LARGEST_REPLY = 1 << 20  # bytes
+_PASSING = (408, 425, 429, 500, 502, 503, 504)  # HTTP errors that may pass
 _PAUSE_S = 0.2  # before the second attempt; twice as long before each further one
 
 
@@ -81,7 +93,7 @@ class Judge:
           ValueError: endpoint, attempts, deadline_s, low and high, question or cache are invalid.
         """
         key = os.environ.get(key_variable, "") if key_variable else ""
-        web.check(endpoint, key_variable if key else "")
+        _check_endpoint(endpoint, key_variable if key else "")
         if attempts < 1 or not 0 < deadline_s < math.inf or max_tokens < 0:
             raise ValueError(
                 f"judge: attempts={attempts} must be at least 1, deadline_s={deadline_s} above 0 and finite, and "
@@ -128,8 +140,8 @@ class Judge:
             if left <= 0:
                 break
             try:
-                found, said = self._verdict(web.reply(self._url, body, self._key, left))
-            except web.Refused as error:
+                found, said = self._verdict(_reply(self._url, body, self._key, left))
+            except _Refused as error:
                 found, said = None, str(error)
                 if not error.may_pass:
                     break
@@ -196,3 +208,130 @@ class Judge:
             if made is not None:
                 made.unlink(missing_ok=True)
             _log.warning("judge: the verdict could not be kept in %s: %s", file, error)
+
+
+class _Refused(Exception):
+    """There is no reply. `may_pass`: whether another attempt may bring one."""
+
+    def __init__(self, said: str, may_pass: bool = True):
+        super().__init__(said)
+        self.may_pass = may_pass
+
+
+def _check_endpoint(url: str, key_name: str) -> None:
+    """Refuses an endpoint that is no web address, or that would carry a key in the clear.
+
+    Args:
+      key_name: the environment variable of the key; empty where no key is sent.
+
+    Raises:
+      ValueError: one sentence.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"judge: endpoint {url!r} must begin with http:// or https:// and name a host")
+    if key_name and parts.scheme == "http" and not _is_here(parts.hostname):
+        raise ValueError(
+            f"judge: endpoint {url!r} would carry the key of {key_name} unencrypted; use https://, or send no key with "
+            "key_variable=''"
+        )
+
+
+def _is_here(host: str) -> bool:
+    """Returns whether a host's name or address is this host's loopback."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _reply(url: str, body: bytes, key: str, left_s: float) -> object:
+    """Sends `body` and returns the JSON that comes back.
+
+    Raises:
+      _Refused: no reply within `left_s` seconds, an HTTP error, a redirect, or no JSON.
+    """
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    connections, here = _Connections(), _is_here(urllib.parse.urlsplit(url).hostname or "")
+    direct = [urllib.request.ProxyHandler({})] if here else []
+    opener = urllib.request.build_opener(connections, _NoRedirects(), *direct)
+    request = urllib.request.Request(url, body, headers)
+    came: list[object] = []
+
+    def ask() -> None:
+        try:
+            with opener.open(request, timeout=left_s) as answer:
+                came.append(json.loads(answer.read(_LARGEST_REPLY)))
+        except urllib.error.HTTPError as error:
+            with error:
+                came.append(_refusal(error))
+        except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+            came.append(_Refused(f"{type(error).__name__}: {error}"[:300]))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(left_s)
+    if thread.is_alive():
+        connections.cut()
+        raise _Refused(f"timed out after {left_s:.3g} s")
+    found = came[0] if came else None
+    if isinstance(found, _Refused):
+        raise found
+    return found
+
+
+def _refusal(error: urllib.error.HTTPError) -> _Refused:
+    if 300 <= error.code < 400:
+        place = str(error.headers.get("Location", ""))[:200]
+        return _Refused(f"HTTP {error.code}, a redirect to {place!r}, which is not followed: name that endpoint", False)
+    return _Refused(f"HTTP {error.code}", error.code in _PASSING)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *given):
+        return None
+
+
+class _Connections(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
+    """Opens the connections of one request, and keeps them so that they can be shut down from another thread."""
+
+    def __init__(self):
+        super().__init__()
+        self._connections: list[http.client.HTTPConnection] = []
+        self._sockets: list[socket.socket] = []  # a connection forgets its socket when the body begins
+        self._late = False
+
+    def http_open(self, request):
+        return self.do_open(self._keeping(http.client.HTTPConnection), request)
+
+    def https_open(self, request):
+        return self.do_open(self._keeping(http.client.HTTPSConnection), request)
+
+    def cut(self) -> None:
+        """Shuts the connections down, which ends the request unless it waits for a name."""
+        self._late = True
+        for line in (*self._sockets, *(connection.sock for connection in self._connections)):
+            if line is not None:
+                with contextlib.suppress(OSError):  # it is closed already
+                    line.shutdown(socket.SHUT_RDWR)
+
+    def _keeping(self, kind: type) -> Callable[..., http.client.HTTPConnection]:
+        """Returns a maker of connections of this kind that are kept here."""
+
+        def make(*given, **named):
+            connection = kind(*given, **named)
+            connect = connection.connect
+
+            def kept():
+                connect()
+                self._sockets.append(connection.sock)
+                if self._late:
+                    raise TimeoutError("connected after the deadline")
+
+            connection.connect = kept
+            self._connections.append(connection)
+            return connection
+
+        return make

@@ -10,17 +10,8 @@ Because it depends on measured seconds, a run with adaptive limits is reproduced
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 LOW_S, FACTOR = 2.0, 1.5
-
-
-class Limits(Protocol):
-    def of(self, prompt_id: str) -> float:
-        """Returns the CPU seconds for each test of a rollout that is about to be judged."""
-
-    def scored(self, record: Mapping) -> None:
-        """Takes a journal record of a rollout: prompt_id, reward components, and cpu_s if its grader reported it."""
 
 
 class Fixed:
@@ -30,10 +21,11 @@ class Fixed:
         self._seconds = seconds
 
     def of(self, prompt_id: str) -> float:
+        """Returns the CPU seconds for each test of a rollout that is about to be judged."""
         return self._seconds
 
     def scored(self, record: Mapping) -> None:
-        pass
+        """Takes a journal record of a rollout: prompt_id, reward components, and cpu_s if its grader reported it."""
 
 
 class Adaptive:

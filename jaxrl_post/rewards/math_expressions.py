@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from jaxrl_post.rewards.math_units import is_number_word, known
+from jaxrl_post.rewards.math_values import is_number_word, known
 
 _TAIL = 20_000  # characters of a text that are read
 _LINE = 1_000  # characters of a line in which an expression is sought

@@ -9,31 +9,15 @@ from __future__ import annotations
 import re
 import unicodedata
 
+# Signs, each before the LaTeX command that it stands for.
+_COMMANDS = """∞ infty; √ sqrt; ∛ sqrt[3]; × times; ÷ div; · cdot; ⋅ cdot; ± pm; ∓ mp; ≤ le; ⩽ le; ≥ ge; ⩾ ge; ≠ ne; ≈ approx;
+∪ cup; ∩ cap; ∈ in; ∅ emptyset; ∖ setminus"""
 _SIGNS = {
+    **{sign: rf"\{command} " for sign, command in map(str.split, _COMMANDS.split(";"))},
+    **{sign: rf"\mathbb{{{letter}}}" for sign, letter in zip("ℝℚℤℕℂ", "RQZNC")},
     **dict.fromkeys("–‐‑‒−﹣－﹘", "-"),  # not the long dash: it parts clauses
-    **{
-        "∞": r"\infty ",
-        "√": r"\sqrt ",
-        "∛": r"\sqrt[3] ",
-        "×": r"\times ",
-        "÷": r"\div ",
-        "·": r"\cdot ",
-        "⋅": r"\cdot ",
-        "±": r"\pm ",
-    },
-    **{
-        "≤": r"\le ",
-        "⩽": r"\le ",
-        "≥": r"\ge ",
-        "⩾": r"\ge ",
-        "≠": r"\ne ",
-        "∪": r"\cup ",
-        "∩": r"\cap ",
-        "∈": r"\in ",
-    },
-    **{"∅": r"\emptyset ", "∖": r"\setminus ", "∓": r"\mp ", "≈": r"\approx ", "⁄": "/", "∕": "/", "∶": ":", "\t": " "},
+    **{"⁄": "/", "∕": "/", "∶": ":", "\t": " "},
     **{"。": ". ", "、": ", ", "，": ", ", "；": "; ", "：": ": ", "！": "! ", "？": "? ", "「": " ", "」": " "},
-    **{"ℝ": r"\mathbb{R}", "ℚ": r"\mathbb{Q}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℂ": r"\mathbb{C}"},
 }
 _THIN = "\u2009\u202f\u2006\u2005"  # between thousands
 _FOREIGN = re.compile(r"[^\x00-\x7f]")

@@ -80,7 +80,7 @@ def readings(solution: str) -> list[str]:
     found = last_boxed(text)
     if found is not None:
         return [found, *_labelled(found)]
-    text = _unmarked(text)
+    text = _SINGLE.sub(r"\1", _EMPHASIS.sub("", text))
     if "####" in text:
         line, _, below = text.rpartition("####")[2].strip().partition("\n")
         return _after_hashes(line.strip(), below)
@@ -166,10 +166,6 @@ def _choice(line: str) -> list[str]:
     if not letter or not letter.isupper():
         return []
     return [line.rstrip(".")] if _OTHER_CHOICE.match(line, found.end()) else [letter]
-
-
-def _unmarked(text: str) -> str:
-    return _SINGLE.sub(r"\1", _EMPHASIS.sub("", text))
 
 
 def _pairs(text: str) -> dict[int, int]:

@@ -1,8 +1,10 @@
 r"""Values of written results: numbers, percentages, tuples, sets, matrices, or else plain text.
 
 - Numbers are exact fractions. So 0.5, 1/2 and \frac{1}{2} are one number, and 0.333 is not 1/3.
-- Units after a number do not count: "72 km/h" is 72. Number words do: "5 thousand" is 5000, and "5 dozen" is 60. "5 plus
-  six" is plain text.
+- Units after a number do not count: "72 km/h" is 72. A unit is words ("5 square meters"), with powers, slashes and "per"
+  ("9.8 m/s^2"). A word of three letters or more is a unit unless it is listed here. One of one or two letters is a unit only
+  if it is listed: 5 xy is a product.
+- Number words count: "5 thousand" is 5000, and "5 dozen" is 60. "5 plus six" is plain text.
 - A percent sign, or the word percent, may stand for itself or for a hundredth.
 - Matrices are compared entry by entry. pmatrix, bmatrix and array are one kind, determinants another.
 - There is no algebra here: 2+2 is not 4, and x+1 is not 1+x. An `expressions` function may add it for plain texts.
@@ -12,11 +14,11 @@ r"""Values of written results: numbers, percentages, tuples, sets, matrices, or 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
 
 from jaxrl_post.rewards.math_letters import plain
-from jaxrl_post.rewards.math_units import known, scaled, without_unit
 
 _LONGEST = 1_000  # characters; a longer result is plain text
 _DEEPEST = 4
@@ -83,17 +85,6 @@ def _read(value) -> bool:
     if isinstance(value, tuple):
         return value[0] == "%" or all(map(_read, value[1]))
     return not isinstance(value, str)
-
-
-def number(text: str) -> Fraction | None:
-    """Returns the number that a result is, or None: a percentage, a tuple and a text are none."""
-    value = _value(text)
-    return value if isinstance(value, Fraction) else None
-
-
-def is_text(text: str) -> bool:
-    """Returns whether a result is plain text: no number, percentage, tuple, set, list or matrix."""
-    return isinstance(_value(text), str)
 
 
 def _value(text: str, depth: int = 0):
@@ -241,3 +232,89 @@ def _readings(value) -> set:
     if isinstance(value, Fraction):
         return {value}
     return {value[1], value[1] / 100} if value[0] == "%" else set()
+
+
+_SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALES |= {**dict.fromkeys("万萬만", 10**4), **dict.fromkeys("亿億억", 10**8)}
+_SCALE = f"(?:{'|'.join(_SCALES)})s?"
+_SCALED = re.compile(rf"([-+\d.,/\s]*\d[\d.,/]*)\s+({_SCALE}(?:\s+{_SCALE})*)((?:\s.*)?)", re.IGNORECASE | re.ASCII)
+
+_PAIRS = r"mm|cm|dm|km|mg|kg|ml|mL|cL|dL|ft|in|yd|mi|oz|lb|hr|qt|pt|Hz|kW|kJ|MB|GB|TB|kB|am|pm"
+_SHORT = rf"{_PAIRS}|[mgshLl]"
+_SMALL = r"of|in|at|as|an|on|to|is|by|or|a"
+_JOINED = r"(?:mm|cm|km|kg|mg|ml|mL|mph|kph|inches|feet|ft)"  # may follow the number without a space
+_POWER = r"(?:\s*\^\s*(?:\{-?[1-4]\}|-?[1-4])|[²³])?"
+_WORD = r"[A-Za-z]{3,}(?:-[A-Za-z]+)*"
+_FIRST = rf"(?:\s+(?:{_WORD}|{_SHORT}|{_SMALL})|\s*{_JOINED}|\s*/\s*(?:{_WORD}|{_PAIRS}))"
+_NEXT = rf"(?:\s*(?:/|\*|·|\\cdot)\s*(?:{_WORD}|{_SHORT})|\s+(?:{_WORD}|{_SHORT}|{_SMALL}))"
+_COUNTER = re.compile(r"(?<=[\d}%])\s*([\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+)\.?$")  # Chinese, Japanese, Korean
+_MINUTES = {"分", "分钟", "分鐘", "分間"}
+_NUMERALS = set("一二三四五六七八九十百千万萬亿億兆半多余几分之만억천백십반")
+_UNIT = re.compile(rf"(?<=[\d}}])({_FIRST}(?![A-Za-z]){_POWER}(?:{_NEXT}(?![A-Za-z]){_POWER})*\.?)$")
+
+_ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+_TENS = "seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
+_PARTS = "third fourth fifth sixth seventh eighth ninth tenth twelfth hundredth thousandth millionth"
+_OPERATORS = "plus minus over divided multiplied mod modulo factorial repeating recurring negative"
+_LARGE = "hundred thousand million billion trillion dozen lakh crore gross mill mil mio"
+_NUMBERS = {
+    *f"{_ONES} {_TENS} {_OPERATORS} {_LARGE} half halves".split(),
+    *(f"{word}s" for word in f"{_PARTS} {_LARGE}".split()),
+}
+_NOT_FIRST = {"squared", "cubed", "and", "or", "to", "by"}  # 5 squared; 5 or more
+_NOT_LAST = {*_PARTS.split(), "quarter"}  # 5 and a third, but 5 third graders
+
+_ALIKE = """m meter meters metre metres; cm centimeter centimeters centimetre centimetres; mm millimeter millimeters
+km kilometer kilometers kilometre kilometres; kg kilogram kilograms; g gram grams; mg milligram milligrams
+s sec second seconds; min minute minutes; h hr hrs hour hours; day days; week weeks; month months; year years
+mile miles mi; ft foot feet; inch inches; yd yard yards; lb lbs; oz ounce ounces
+L l liter liters litre litres; mL ml milliliter milliliters millilitre millilitres; USD dollar dollars; cents cent
+EUR euro euros"""
+_KNOWN = {name: line.split()[0] for line in re.split(r"[;\n]", _ALIKE) for name in line.split()}
+_COMPOUND = re.compile(r"[/*=]|\\cdot|\\frac|\bper\b")
+_LAST_WORD = re.compile(r"(?<![A-Za-z\\])([A-Za-z]+)[\s}.$]*(\^\s*\{?[-\d]+\}?[\s.$]*)?$")
+_MONEY = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR"}
+
+
+def without_unit(text: str) -> str:
+    """Returns a number's text without its unit. A text that ends otherwise is returned as it is."""
+    counter = _COUNTER.search(text)
+    if counter and (counter[1] in _MINUTES or not _NUMERALS.intersection(counter[1])):
+        return text[: counter.start()]
+    unit = _UNIT.search(text)
+    return text[: unit.start()] if unit and _no_number(unit[1]) else text
+
+
+def known(text: str) -> str | None:
+    """Returns the unit that a number's text ends with, or its currency, by one name for each. None: no listed one."""
+    if _COMPOUND.search(text):
+        return None
+    word = _LAST_WORD.search(text)
+    name = word and (_KNOWN.get(word[1]) or _KNOWN.get(word[1].lower()))
+    if name:
+        return name + "".join(re.findall(r"[-\d]", word[2] or ""))
+    return next((_MONEY.get(letter) for letter in text if unicodedata.category(letter) == "Sc"), None)
+
+
+def scaled(text: str) -> tuple[str, Fraction] | None:
+    """Returns the number before number words and their product: "5 thousand dollars" is ("5", 1000). None: no such text."""
+    found = _SCALED.fullmatch(text)
+    if found is None:
+        return None
+    rest = found[3].strip()
+    if rest and without_unit(f"1 {rest.removeprefix('of ')}") != "1":
+        return None
+    product = 1
+    for word in found[2].lower().split():
+        product *= _SCALES[word.removesuffix("s") if word not in _SCALES else word]
+    return found[1], Fraction(product)
+
+
+def is_number_word(word: str) -> bool:
+    """Returns whether a word after a number changes the number: thousand, plus, six, halves."""
+    return word.lower() in _NUMBERS
+
+
+def _no_number(unit: str) -> bool:
+    words = [word.lower() for word in re.findall(r"[A-Za-z]+", unit)]
+    return not (_NUMBERS.intersection(words) or words[0] in _NOT_FIRST or words[-1] in _NOT_LAST)

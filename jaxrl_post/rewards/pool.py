@@ -12,34 +12,112 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
+import json
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from jaxrl_post.data.continuations import Decode
 from jaxrl_post.rewards import Overrun as Overrun  # exported here too
-from jaxrl_post.rewards import digest, records, signatures
-from jaxrl_post.rewards.failures import Failures
-from jaxrl_post.rewards.jobs import COUNTERS, Call, Job, Task
-from jaxrl_post.rewards.judged import Judged
-from jaxrl_post.rewards.limits import Fixed, Limits
-from jaxrl_post.rewards.modelled import Modelled
-from jaxrl_post.rewards.printed import Printed
-from jaxrl_post.rewards.process import WorkerProcess
+from jaxrl_post.rewards import jobs, signatures
+from jaxrl_post.rewards.jobs import COUNTERS, Call, GraderProcess, Score, ScoringJob
+from jaxrl_post.rewards.limits import Adaptive, Fixed
+from jaxrl_post.rewards.modelled import Beside
+from jaxrl_post.rewards.printed import Failures, Printed
+from jaxrl_post.rewards.processes import Processes
 from jaxrl_post.rewards.sandbox import AUTO
-from jaxrl_post.rewards.sharing import Sharing
-from jaxrl_post.rewards.workers import Failure, Workers
-from jaxrl_post.types import Group, Prompt, Rollout, RolloutId
+from jaxrl_post.ring.types import Group, Prompt, Rollout, RolloutId
 
-_log = logging.getLogger(__name__)
+HEAD = 4096  # bytes of the first part of a message, which begins with the length of the body
+_SIZE = 8  # bytes of the length
 
 
-class Pool:
+class Sharing:
+    """Sends the records of scores that process 0 finds to every process of a job.
+
+    All processes ask for the same scores in the same order and know which they have received. So they agree on when a
+    message must be sent: when a missing record is needed. It carries all records that are ready. If graders keep up, one
+    message carries many groups.
+
+    Args:
+      share: maps a uint8 vector, of the same length in all processes, to process 0's.
+    """
+
+    def __init__(self, share: Callable[[np.ndarray], np.ndarray]):
+        self._share = share
+        self._come: dict[RolloutId, Mapping] = {}
+
+    def forget(self, rollout: RolloutId) -> None:
+        """Drops the record of a rollout that is scored again."""
+        self._come.pop(rollout, None)
+
+    def take(
+        self, rollouts: Sequence[RolloutId], find: Callable[[list[RolloutId]], Sequence[Mapping]] | None
+    ) -> list[Mapping]:
+        """Returns the records and drops them.
+
+        `find`: process 0's function for missing records, None in the other processes. It may wait, and may return
+        further records.
+        """
+        missing = [rollout for rollout in rollouts if rollout not in self._come]
+        if missing:
+            for record in self._sent(find(missing) if find else None):
+                self._come[RolloutId(*(record[name] for name in RolloutId._fields))] = record
+        return [self._come.pop(rollout) for rollout in rollouts]
+
+    def _sent(self, records: Sequence[Mapping] | None) -> list[dict]:
+        body = b"" if records is None else json.dumps(list(records)).encode()
+        body = len(body).to_bytes(_SIZE, "big") + body
+        head = self._share(np.frombuffer(body[:HEAD].ljust(HEAD, b"\0"), np.uint8)).tobytes()
+        size = _SIZE + int.from_bytes(head[:_SIZE], "big")
+        rest = np.frombuffer(body[HEAD:] or bytes(max(0, size - HEAD)), np.uint8)
+        whole = head + (self._share(rest).tobytes() if rest.size else b"")
+        return json.loads(whole[_SIZE:size])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graders:
+    """Reward functions, and the processes that call them.
+
+    `functions`: import paths `pkg.mod:fn` or `file.py:fn`, or names of `code`. `code`: functions of a program as text, by name
+    (rewards/carried.py). `weights`: one per function, or empty for all 1; a reward is the weighted sum of the scores.
+    `workers`: child processes. Each makes one call of one function at a time. `timeout_s`: wall-clock limit of one function
+    for one rollout, in seconds; a call with a group may take as many times that as the group has rollouts. `limits`: CPU
+    seconds that a judged program may take, passed to functions. A function may return the CPU seconds it measured as the
+    number "cpu_s". That number is journaled beside the limit and is not a component. `sandbox`: level of confinement of
+    judged programs (rewards/sandbox).
+    """
+
+    functions: Sequence[str]
+    weights: Sequence[float] = ()
+    code: Mapping[str, str] = field(default_factory=dict)
+    workers: int
+    timeout_s: float
+    limits: Fixed | Adaptive = Fixed(5.0)
+    sandbox: str = AUTO
+
+    def check(self, alone: bool) -> None:
+        """Raises ValueError where no function is named and they are `alone`, or where weights, workers or time do not fit."""
+        if not self.functions and alone:
+            raise ValueError("reward.functions is empty: name at least one, for example jaxrl_post.rewards.math:exact")
+        count = len(self.functions) if alone else max(1, len(self.functions))
+        if len(self.weights) not in (0, count):
+            raise ValueError(
+                f"reward.weights has {len(self.weights)} entries, reward.functions {count}: give none or one each"
+            )
+        if self.workers < 1 or not self.timeout_s > 0:
+            raise ValueError(
+                f"reward.workers={self.workers} must be at least 1 and reward.timeout_s={self.timeout_s} above 0"
+            )
+
+
+class Pool(AbstractContextManager):
     """protocols.Rewards over reward functions named by import path.
 
     Functions have verl's signature or TRL's (rewards/signatures.py).
@@ -50,27 +128,19 @@ class Pool:
     - with several functions, also their scores. Names then begin with the function's name and a slash.
 
     Args:
-      functions: import paths `pkg.mod:fn` or `file.py:fn`, or names of `code`.
-      weights: one per function, or empty for all 1. A reward is the weighted sum of the scores.
-      workers: child processes. Each makes one call of one function at a time.
-      timeout_s: wall-clock limit of one function for one rollout, in seconds. A call with a group may take as many times
-        that as the group has rollouts.
+      graders: the reward functions, and the processes that call them.
       decode: maps token ids to text, behind those of a prompt where it has them (data/continuations.py).
-      shuffle: a control from which nothing can be learned. It permutes a training group's scores over its rollouts.
-        The order depends on (seed, prompt id, epoch) alone. Components, including "acc", and the journal are not
-        permuted.
-      share: the argument of sharing.Sharing, in a job of several processes. Every process calls it.
+      shuffle_seed: of a control from which nothing can be learned. It permutes a training group's scores over its rollouts.
+        The order depends on (shuffle_seed, prompt id, epoch) alone. Components, including "acc", and the journal are not
+        permuted. None: scores stay.
+      share: the argument of Sharing, in a job of several processes. Every process calls it.
       compute: False in all processes but 0. They check the paths, score nothing and receive records through `share`.
       journal: an object with write(record: dict), called for every score before `join` returns it.
-      journaled: rollout_log.Journaled, or an object with its `find` and `take`. A rollout with a record is not graded
+      journaled: journal.Journaled, or an object with its `find` and `take`. A rollout with a record is not graded
         again. Its record is joined and journaled unchanged, with its failures and their counts.
-      limits: CPU seconds that a judged program may take, passed to functions. A function may return the CPU seconds it
-        measured as the number "cpu_s". That number is journaled beside the limit and is not a component.
-      sandbox: level of confinement of judged programs (rewards/sandbox).
       group_size: maps the id of a rollout to the size of its group, so that a group is graded as soon as its last rollout
         has started. It may be wrong; without it, or where it returns 0, a group is graded when it is joined.
       printed: takes what reward functions print.
-      code: functions of a program as text, by name (rewards/carried.py).
       failures: what shows them; of its own without one.
       beside: adds the score of a reward model, or a verdict, to every record, in every process. Then there may be no functions.
 
@@ -82,51 +152,41 @@ class Pool:
 
     def __init__(
         self,
-        functions: Sequence[str],
-        weights: Sequence[float] = (),
-        *,
-        workers: int,
-        timeout_s: float,
+        graders: Graders,
         decode: Decode,
-        shuffle: bool = False,
-        seed: int = 0,
+        *,
+        shuffle_seed: int | None = None,
         share: Callable[[np.ndarray], np.ndarray] | None = None,
         compute: bool = True,
         journal: object | None = None,
         journaled: object | None = None,
-        limits: Limits = Fixed(5.0),
-        sandbox: str = AUTO,
         group_size: Callable[[RolloutId], int] | None = None,
         printed: Printed | None = None,
-        code: Mapping[str, str] = {},
-        beside: Modelled | Judged | None = None,
+        beside: Beside | None = None,
         failures: Failures | None = None,
     ):
-        _check_arguments(functions or ([""] if beside else ()), weights, workers, timeout_s)
+        graders.check(alone=beside is None)
         if not compute and share is None:
             raise ValueError("a reward pool that computes nothing needs `share`")
-        self._functions, self._names = tuple(functions), signatures.names(functions)
-        self._weights, self._failures = tuple(weights) or (1.0,) * len(functions), failures or Failures()
-        self._timeout_s, self._decode, self._journal, self._journaled = timeout_s, decode, journal, journaled
+        self._functions, self._names = tuple(graders.functions), signatures.names(graders.functions)
+        self._weights = tuple(graders.weights) or (1.0,) * len(self._functions)
+        self._timeout_s, self._limits, self._failures = graders.timeout_s, graders.limits, failures or Failures()
+        self._decode, self._journal, self._journaled = decode, journal, journaled
         self._sharing = Sharing(share) if share is not None else None
-        self._shuffle, self._seed, self._compute, self._limits = shuffle, seed, compute, limits
+        self._shuffle_seed, self._compute = shuffle_seed, compute
         self._group_size, self._printed, self.beside = group_size, printed, beside
-        self._judging = {"sandbox": sandbox, "workers_per_core": workers / (os.cpu_count() or 1)}
-        self._queue: deque[Task] = deque()
-        self._jobs: dict[RolloutId, Job] = {}
-        self._begun: dict[RolloutId, dict[int, Job]] = {}  # by the id of sample 0: the group's rollouts so far
-        self._counts, self._waited_s, self._restarts = dict.fromkeys(COUNTERS, 0), 0.0, 0
-        first = {"functions": list(functions), "sandbox": sandbox, "code": dict(code)}
-        many = workers if compute else 1
-        self._workers = Workers(lambda: WorkerProcess(first, printed), many, f"reward functions {self._functions}")
+        self._judging = {"sandbox": graders.sandbox, "workers_per_core": graders.workers / (os.cpu_count() or 1)}
+        self._jobs: dict[RolloutId, ScoringJob] = {}
+        self._begun: dict[RolloutId, dict[int, ScoringJob]] = {}  # by the id of sample 0: the group's rollouts so far
+        self._counts, self._waited_s = dict.fromkeys(COUNTERS, 0), 0.0
+        first = {"functions": list(self._functions), "sandbox": graders.sandbox, "code": dict(graders.code)}
+        many, what = graders.workers if compute else 1, f"reward functions {self._functions}"
+        self._workers = Processes(lambda: GraderProcess(first, printed), many, what, self._failures)
         found = self._workers.loaded()
         self._signatures, self.confined = found["ready"], found["sandbox"]
-        self._judging["sandbox"] = self.confined.get("level", sandbox)
+        self._judging["sandbox"] = self.confined.get("level", graders.sandbox)
         if not compute:
             self.close()
-
-    def __enter__(self) -> Pool:
-        return self
 
     def __exit__(self, *error) -> None:
         self.close()
@@ -160,39 +220,43 @@ class Pool:
         """Queues a rollout and returns at once. A resumed rollout that is started again is scored again."""
         if self._sharing is not None:
             self._sharing.forget(rollout.id)
-        tokens = digest.of_tokens(rollout)
+        tokens = jobs.digest_of_tokens(rollout)
         known = self._journaled.find(rollout.id, tokens) if self._journaled is not None else None
         if self.beside is not None and (self._sharing is not None or not known):  # only process 0 knows what is known
             self.beside.start(rollout)
         if not self._compute:
             return
-        limit_s, text = (
-            self._limits.of(rollout.id.prompt_id),
-            "" if known else self._decode(rollout.tokens, before=rollout.prompt.tokens),
-        )
-        job = Job(rollout=rollout, digest=tokens, text=text, limit_s=limit_s, journaled=known)
+        limit_s = self._limits.of(rollout.id.prompt_id)
+        text = "" if known else self._decode(rollout.tokens, before=rollout.prompt.tokens)
+        job = ScoringJob(rollout=rollout, digest=tokens, text=text, limit_s=limit_s, journaled=known)
         self._jobs[rollout.id] = job
         if not known:
             self._ask_alone(job)
         if self._of("trl"):
             self._gather(job)
-        self._turn(0.0)
+        self._workers.turn()
 
     def _of(self, signature: str) -> list[int]:
         """Returns the functions of a signature, by index."""
         return [index for index, (own, *_) in enumerate(self._signatures) if own == signature]
 
-    def _about(self, job: Job) -> dict:
+    def _about(self, job: ScoringJob) -> dict:
         return signatures.about(job.rollout, job.limit_s, self._judging, self._decode)
 
-    def _ask_alone(self, job: Job) -> None:
+    def _ask_alone(self, job: ScoringJob) -> None:
         """Queues a rollout for every function that gets it alone."""
-        for index in self._of("verl"):
-            arguments = signatures.verl(job.rollout, job.text, self._about(job))
-            self._queue.append(Task(owner=job, function=index, arguments=arguments))
-            job.waiting += 1
+        if functions := self._of("verl"):
+            self._ask(job.alone, functions, signatures.verl(job.rollout, job.text, self._about(job)))
 
-    def _gather(self, job: Job) -> None:
+    def _ask(self, call: Call, functions: Sequence[int], arguments: object) -> None:
+        limit_s = self._timeout_s * len(call.members)
+        for index in functions:
+            message = {"function": index, "arguments": arguments}
+            task = Score(self._functions[index], call.about, message, limit_s, call.counts, call=call, index=index)
+            self._workers.queue.append(task)
+        call.waiting += len(functions)
+
+    def _gather(self, job: ScoringJob) -> None:
         """Queues the group of a rollout if this is its last one."""
         first = job.rollout.id._replace(sample=0)
         group = self._begun.setdefault(first, {})
@@ -200,26 +264,26 @@ class Pool:
         if self._group_size is not None and len(group) == self._group_size(job.rollout.id):
             self._ask_together([one for _, one in sorted(group.items())])
 
-    def _ask_together(self, jobs: Sequence[Job]) -> None:
+    def _ask_together(self, jobs: Sequence[ScoringJob]) -> None:
         """Queues a group for every function that gets groups, unless a call of just these rollouts was made.
 
         Journaled records of a group are used only if every rollout has one: else its scores are of another group.
         """
-        functions, call = self._of("trl"), jobs[0].call
+        functions, call = self._of("trl"), jobs[0].together
         if not functions or all(job.journaled for job in jobs) or (call is not None and call.is_of(jobs)):
             return
         for job in jobs:
             if job.journaled:
                 job.journaled, job.text = None, self._decode(job.rollout.tokens, before=job.rollout.prompt.tokens)
                 self._ask_alone(job)
-        call = Call(members=tuple(jobs), waiting=len(functions))
+        call = Call(tuple(jobs), f"the {len(jobs)} rollouts of prompt {jobs[0].rollout.id.prompt_id!r}")
         rollouts, texts, abouts = zip(*((job.rollout, job.text, self._about(job)) for job in jobs), strict=True)
         arguments = signatures.trl(rollouts, texts, abouts, self._decode)
-        stale = {id(job.call) for job in jobs if job.call}
-        self._queue = deque(task for task in self._queue if id(task.owner) not in stale)
+        stale = {id(job.together) for job in jobs if job.together}
+        self._workers.queue = deque(task for task in self._workers.queue if id(task.call) not in stale)
         for job in jobs:
-            job.call = call
-        self._queue += [Task(owner=call, function=index, arguments=arguments) for index in functions]
+            job.together = call
+        self._ask(call, functions, arguments)
 
     def join(self, group: Group) -> Group:
         """Returns the group with rewards, scored and components. Each of its rollouts must have been started.
@@ -241,7 +305,7 @@ class Pool:
             self._limits.scored(record)
             if self._journal is not None:
                 self._journal.write(record)
-        return records.scored(group, found, self._seed if self._shuffle else None)
+        return jobs.scored_group(group, found, self._shuffle_seed)
 
     def metrics(self) -> dict[str, float]:
         """Returns counts since the last call, and the seconds that `join` waited.
@@ -251,9 +315,9 @@ class Pool:
         """
         out = {f"reward/{name}": float(count) for name, count in self._counts.items()}
         out |= {"reward/broken_workers": float(self._workers.broken), "timing_s/reward_wait": self._waited_s}
-        out |= {"reward/sandbox_restarts": float(self._restarts)} if self.confined else {}
-        self._counts, self._workers.broken, self._waited_s = dict.fromkeys(COUNTERS, 0), 0, 0.0
-        self._restarts = 0
+        out |= {"reward/sandbox_restarts": float(self._workers.restarts)} if self.confined else {}
+        self._counts, self._waited_s = dict.fromkeys(COUNTERS, 0), 0.0
+        self._workers.broken = self._workers.restarts = 0
         return out | (self.beside.metrics() if self.beside is not None else {})
 
     def _collect(self, ids: Sequence[RolloutId]) -> list[Mapping]:
@@ -268,27 +332,26 @@ class Pool:
         self._begun.pop(ids[0]._replace(sample=0), None)
         self._ask_together(jobs)
         while any(self._waits(job) for job in jobs):
-            self._feed()
-            self._turn(self._workers.until_overdue())
+            self._workers.wait()
         self._waited_s += time.monotonic() - begun
         return self._taken(jobs)
 
-    def _waits(self, job: Job) -> bool:
-        return job.journaled is None and bool(job.waiting or (job.call is not None and job.call.waiting))
+    def _waits(self, job: ScoringJob) -> bool:
+        return job.journaled is None and any(call.waiting for call in job.calls)
 
     def _ready(self) -> list[Mapping]:
         """Returns the records of all other rollouts that are graded by now. A group that is graded as a whole may still
         change until it is joined."""
         if self._of("trl"):
             return []
-        return self._taken([job for job in self._jobs.values() if not job.waiting and job.journaled is None])
+        return self._taken([job for job in self._jobs.values() if not job.alone.waiting and job.journaled is None])
 
-    def _taken(self, jobs: Sequence[Job]) -> list[Mapping]:
+    def _taken(self, jobs: Sequence[ScoringJob]) -> list[Mapping]:
         for job in jobs:
             del self._jobs[job.rollout.id]
         return [self._record(job) for job in jobs]
 
-    def _record(self, job: Job) -> Mapping:
+    def _record(self, job: ScoringJob) -> Mapping:
         if job.journaled is not None:
             return self._journaled.take(job.rollout.id, job.digest)
         found = [numbers and dict(numbers) for numbers in job.found(len(self._functions))]
@@ -314,61 +377,3 @@ class Pool:
         if len(numbers) == 1:
             return out | {k: v for k, v in numbers[0].items() if k not in ("score", "acc")}
         return out | {f"{name}/{k}": v for name, n in zip(self._names, numbers, strict=True) for k, v in n.items()}
-
-    def _turn(self, wait_s: float) -> None:
-        """Hands out tasks, waits at most `wait_s`, processes replies, and kills workers over their limit."""
-        self._feed()
-        self._workers.turn(wait_s, self._answered, self._failed)
-        self._feed()
-
-    def _feed(self) -> None:
-        for worker in self._workers:
-            if worker.ready and worker.task is None and self._queue:
-                self._give(worker, self._queue.popleft())
-
-    def _give(self, worker: WorkerProcess, task: Task) -> None:
-        if not worker.give(task, self._timeout_s * len(task.members)):
-            self._failed(worker, Failure())
-
-    def _answered(self, worker: WorkerProcess, message: dict) -> None:
-        if "ready" in message:
-            worker.ready = True
-            if worker.task is not None:
-                self._give(worker, worker.task)
-        elif "budget" in message:
-            worker.extend(message["budget"])
-        else:
-            task, worker.task = worker.task, None
-            task.owner.counts["overruns"] += message["overrun"]
-            self._restarts += message["restarts"]
-            task.owner.take(task.function, message["numbers"])
-
-    def _failed(self, worker: WorkerProcess, failure: Failure) -> None:
-        """Replaces the worker. Its task goes to the fresh worker, or is given up after its second failure."""
-        fresh, reason = self._workers.replaced(worker, failure)
-        task = worker.task
-        if task is None:
-            return
-        if not worker.ready:  # it never got the task
-            fresh.task = task
-            return
-        name = self._functions[task.function]
-        task.owner.counts["exceptions"] += failure.raised
-        self._failures.tell(name, task.owner.rollouts, reason, failure.place, failure.trace)
-        if not task.retried:
-            task.retried, fresh.task = True, task
-            task.owner.counts["retries"] += 1
-            return
-        task.owner.give_up()
-        _log.info("reward %s failed twice on %s, which stays unscored: %s", name, task.owner.rollouts, reason)
-
-
-def _check_arguments(functions: Sequence[str], weights: Sequence[float], workers: int, timeout_s: float) -> None:
-    if not functions:
-        raise ValueError("reward.functions is empty: name at least one, for example jaxrl_post.rewards.math:exact")
-    if len(weights) not in (0, len(functions)):
-        raise ValueError(
-            f"reward.weights has {len(weights)} entries, reward.functions {len(functions)}: give none or one each"
-        )
-    if workers < 1 or not timeout_s > 0:
-        raise ValueError(f"reward.workers={workers} must be at least 1 and reward.timeout_s={timeout_s} above 0")

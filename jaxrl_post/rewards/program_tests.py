@@ -18,8 +18,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_post import json_text
 from jaxrl_post.rewards.sandbox.examiner import ProgramTest, names
+from jaxrl_post.ring import json_text
 
 COLUMNS = ("test_list", "test")  # of a row, that stand for a ground truth
 _FORMS = (
@@ -176,14 +176,9 @@ class _Lacking(ValueError):
 
 
 def _of_value(given: Any, extra: Mapping, setup: str) -> list[Test]:
-    if isinstance(given, Mapping):
-        return _of_dict(given, extra, setup)
     if isinstance(given, (list, tuple)):
-        parts = [_of_member(one, extra, setup) for one in given if one]
-        return [test for part in parts for test in part]
-    if isinstance(given, str):
-        _refuse_packed(given)
-    return [ProgramTest(str(given), setup=setup)] if given is not None and str(given).strip() else []
+        return [test for one in given if one for test in _of_member(one, extra, setup)]
+    return [] if given is None or not str(given).strip() else _of_member(given, extra, setup)
 
 
 def _of_member(one: Any, extra: Mapping, setup: str) -> list[Test]:

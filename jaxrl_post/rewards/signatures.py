@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxrl_post.data.continuations import Decode
 from jaxrl_post.rewards.batched import GIVEN, LOGS, STATE
-from jaxrl_post.types import Prompt, Rollout, missing_value
+from jaxrl_post.ring.types import Prompt, Rollout, missing_value
 
 _PROMPT_END = 24  # tokens; "<think>" and a newline are 8 of a tokenizer of characters
 

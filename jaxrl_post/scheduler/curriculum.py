@@ -22,10 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from jaxrl_post.history import Past
-from jaxrl_post.scheduler.groups import PromptOrder
-from jaxrl_post.scheduler.rounds.around import AroundRounds
-from jaxrl_post.types import Prompt
+from jaxrl_post.ring.history import Past
+from jaxrl_post.ring.types import Prompt
+from jaxrl_post.scheduler.ledger import PromptOrder
+from jaxrl_post.scheduler.rounds.around import AroundScheduler
 
 UNKNOWN = 0.5  # the rate of a prompt without scores, which is drawn as often as any
 INTERESTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -128,7 +128,6 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Restores the state that `state_dict` gave."""
         self._ends = [int(end) for end in state["ends"]]
         self._places, self._weights = state["places"].copy(), state["weights"].copy()
         self._counts = Counter(state["counts"])
@@ -151,7 +150,7 @@ class Curriculum:
         return out
 
 
-class Curricular(AroundRounds):
+class Curricular(AroundScheduler):
     """A scheduler whose prompts come from a curriculum, which is saved with it. It may have rounds or not."""
 
     def __init__(self, scheduler, order: Curriculum):

@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from jaxrl_post.protocols import Scheduler, Source
-from jaxrl_post.types import Capacity, Group, Layout, Part, Request, Rollout, Stop
+from jaxrl_post.ring.protocols import Scheduler, Source
+from jaxrl_post.ring.types import Capacity, Group, Layout, Part, Request, Rollout, Stop
 
 
 class CountingScheduler(Scheduler, Source, Protocol):

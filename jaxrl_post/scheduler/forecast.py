@@ -33,31 +33,19 @@ class Cost(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaCapacity:
-    """One replica of a layout.
+    """One replica of a layout."""
 
-    Attributes:
-      slots: rollouts that run at the same time.
-      kv_tokens: tokens of KV cache that fit.
-      cost: seconds of its steps.
-    """
-
-    slots: int
-    kv_tokens: int
-    cost: Cost
+    slots: int  # rollouts that run at the same time
+    kv_tokens: int  # tokens of KV cache that fit
+    cost: Cost  # seconds of its steps
 
 
 class Forecast(NamedTuple):
-    """What a replay found.
+    """What a replay found."""
 
-    Attributes:
-      seconds: until the last rollout finished.
-      preemptions: how often a rollout was preempted for lack of KV cache.
-      pressure: largest KV demand of running rollouts, as a share of the capacity.
-    """
-
-    seconds: float
-    preemptions: int
-    pressure: float
+    seconds: float  # until the last rollout finished
+    preemptions: int  # for lack of KV cache
+    pressure: float  # largest KV demand of running rollouts, as a share of the capacity
 
 
 class _Run:
@@ -145,23 +133,3 @@ def share(work: Sequence[tuple[int, int]], replicas: int) -> list[tuple[int, int
     """
     longest = sorted(range(len(work)), key=lambda i: (-work[i][1], i))[::replicas]
     return [work[i] for i in sorted(longest)]
-
-
-def pipelined(times: np.ndarray, train_s: float, lag: int = 1) -> np.ndarray:
-    """Returns float64[K], the time at which the training of each step ends.
-
-    A replica starts its part of step k after its part of step k - 1. It also waits for the weights of step k - 1 -
-    `lag`.
-
-    Args:
-      times: float[K, W], seconds that replica w works on step k.
-      train_s: seconds of training per step.
-      lag: how many steps old the weights may be. 0: rounds with a barrier.
-    """
-    steps, replicas = times.shape
-    free, trained = np.zeros(replicas), np.zeros(steps)
-    for k in range(steps):
-        ready = trained[k - 1 - lag] if k > lag else 0.0
-        free = np.maximum(free, ready) + times[k]
-        trained[k] = max(free.max(), trained[k - 1] if k else 0.0) + train_s
-    return trained

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxrl_post.types import Group
+from jaxrl_post.ring.types import Group
 
 SUMMED = ("seq_reward", "score")
 

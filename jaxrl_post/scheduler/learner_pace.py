@@ -7,39 +7,32 @@ change at the same clock in every process and in every repetition.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
+from jaxrl_post.ring.types import Group
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
-from jaxrl_post.types import Group
 
 
-class Pace(Protocol):
-    """How long an optimizer step keeps new weights from the engine, in engine steps."""
+class Pace:
+    """How long an optimizer step keeps new weights from the engine, in engine steps.
+
+    By default learner and engine share devices, and the engine rests while the learner works."""
 
     def steps(self, groups: Sequence[Group]) -> float:
         """Returns engine steps that pass during an optimizer step on these groups. 0: the engine rests until the step
         is done.
         """
+        return 0.0
 
     def pieces(self, groups: Sequence[Group]) -> int:
         """Returns the number of pieces, of about equal size, in which the learner gets the groups. The first piece goes
         at once.
         """
-
-
-class TimeShared:
-    """A Pace for shared devices: the engine rests while the learner works."""
-
-    def steps(self, groups: Sequence[Group]) -> float:
-        return 0.0
-
-    def pieces(self, groups: Sequence[Group]) -> int:
         return 1
 
 
-class Split:
+class Split(Pace):
     """A Pace for a learner with devices of its own.
 
     Args:
@@ -57,11 +50,8 @@ class Split:
         step_s = float(np.max(self._engine.cost(np.array([slots]), np.array([slots * context]))))
         return (self._step_s + self._token_s * _tokens(groups)) / step_s
 
-    def pieces(self, groups: Sequence[Group]) -> int:
-        return 1
 
-
-class Interleaved:
+class Interleaved(Pace):
     """A Pace for shared devices on which micro-batches and engine steps alternate within one optimizer step.
 
     After each micro-batch of `piece` tokens the engine runs for `ratio` times the seconds of that micro-batch. Total

@@ -4,7 +4,7 @@ staleness.
 PipelineRL (arXiv 2509.19128, section 3) keeps a number of rollouts running and trains on the first complete batch. This
 scheduler does the same and also bounds staleness. Optimizer step v + max_staleness is the last that may train on a
 group admitted under version v. So no trained token is older than max_staleness steps. Two rules ensure this, with B =
-`prompts_per_step`:
+`prompts`:
 
 - Credit: the steps up to the last one that may train on a new group train on B * (max_staleness + 1) groups. No more
   groups are open at a time. By Little's law, open groups divided by B are the steps that a group waits on average.
@@ -27,53 +27,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxrl_post.config import SchedulerConfig
+from jaxrl_post.ring.types import Capacity, Group, Part, Request, Rollout, RolloutId, Stop
 from jaxrl_post.scheduler import group_filter
-from jaxrl_post.scheduler.groups import Open, PromptOrder, revived, written
-from jaxrl_post.scheduler.learner_pace import Pace, TimeShared, begins
-from jaxrl_post.scheduler.ledger import Ledger, LedgerState
-from jaxrl_post.scheduler.placement.placement import LeastLoaded, Placement
-from jaxrl_post.types import Capacity, Group, Part, Request, Rollout, RolloutId, Stop
+from jaxrl_post.scheduler.learner_pace import begins
+from jaxrl_post.scheduler.ledger import Ledger, LedgerState, PendingGroup, PromptOrder, group_state, restored
 
 _PAUSED = ("paused_steps", "paused_slot_steps")
 
 
 @dataclass
 class PipelineState(LedgerState):
-    """The plain values that a checkpoint holds.
+    """The plain values that a checkpoint holds."""
 
-    Attributes:
-      step: optimizer steps handed to the learner.
-      version: weights published.
-      clock: engine steps.
-      slots: slots of the engine.
-      flying: rollouts admitted and not finished.
-      left_out: groups filtered since the last step.
-      unsolved: those of them that have a rollout that is not right.
-      until: the clock at which the last step is due.
-      ended: the clock at which the last weights were published.
-      busy: engine steps that the last step takes.
-      pieces: pieces in which the learner gets the groups of the last step.
-      paused: rollouts that the staleness bound or `max_ready` keeps from admission since `clock`.
-      `answers`: rollouts of all complete groups so far.
-      groups: complete groups so far.
-      longest: sum over complete groups of the longest rollout, in tokens.
-    """
-
-    step: int = 0
-    version: int = 0
-    clock: int = 0
-    slots: int = 0
-    flying: int = 0
-    left_out: int = 0
-    unsolved: int = 0
-    until: float = 0.0
-    ended: int = -1
-    busy: float = 0.0
-    pieces: int = 1
-    paused: int = 0
-    answers: int = 0
-    groups: int = 0
-    longest: int = 0
+    step: int = 0  # optimizer steps handed to the learner
+    version: int = 0  # weights published
+    clock: int = 0  # engine steps
+    slots: int = 0  # of the engine
+    flying: int = 0  # rollouts admitted and not finished
+    left_out: int = 0  # groups filtered since the last step
+    unsolved: int = 0  # those of them that have a rollout that is not right
+    until: float = 0.0  # the clock at which the last step is due
+    ended: int = -1  # the clock at which the last weights were published
+    busy: float = 0.0  # engine steps that the last step takes
+    pieces: int = 1  # in which the learner gets the groups of the last step
+    paused: int = 0  # rollouts that the staleness bound or `max_ready` keeps from admission since `clock`
+    answers: int = 0  # rollouts of all complete groups so far
+    groups: int = 0  # complete groups so far
+    longest: int = 0  # sum over complete groups of the longest rollout, in tokens
 
 
 def expected_staleness(
@@ -107,67 +88,33 @@ class Pipeline(Ledger):
     State = PipelineState
     _state: PipelineState
 
-    def __init__(
-        self,
-        prompts: PromptOrder,
-        *,
-        steps: int,
-        prompts_per_step: int,
-        max_staleness: int,
-        ahead: int = 0,
-        max_unscored: int = 0,
-        max_ready: int = 0,
-        filter_groups: bool = False,
-        max_waves: int = 10,
-        filter_metric: str = group_filter.SUMMED[0],
-        replicas: int,
-        placement: Placement | None = None,
-        pace: Pace | None = None,
-        **ledger: Any,
-    ):
-        """Makes a scheduler before its first admission.
+    def __init__(self, prompts: PromptOrder, options: SchedulerConfig, **run: Any):
+        """`run`: as Ledger. The first `admit` tells the number of slots.
 
-        Args:
-          prompts: the endless order of training prompts.
-          steps: optimizer steps of the run.
-          prompts_per_step: groups of a batch.
-          max_staleness: largest staleness of a trained token, in optimizer steps.
-          ahead: rollouts that wait for a slot, so that a free slot is filled at once. The first `admit` tells the
-            number of slots.
-          max_unscored: complete groups whose graders may still be running. Beyond it the ring waits for the oldest
-            group. 0 stands for `prompts_per_step`, which is also the least value.
-          max_ready: complete groups that may wait for the learner before admission pauses. 0: any number.
-          filter_groups: whether groups with equal values of `filter_metric` are left out (dynamic sampling).
-          max_waves: filtered groups per batch, as a multiple of its size, from which on the run stops with an error.
-          replicas: replicas of the engine.
-          placement: None: LeastLoaded.
-          pace: how long an optimizer step takes the learner. None: TimeShared.
-          ledger: as Ledger.
+        Raises:
+          ValueError: `max_unscored` or `max_ready` never lets a batch become whole.
         """
-        if 0 < max_unscored < prompts_per_step:
+        if 0 < options.max_unscored < options.prompts:
             raise ValueError(
-                f"scheduler.max_unscored={max_unscored} never holds a batch of {prompts_per_step} groups: it must "
+                f"scheduler.max_unscored={options.max_unscored} never holds a batch of {options.prompts} groups: it must "
                 "be 0 or at least scheduler.prompts"
             )
-        super().__init__(prompts, placement=placement or LeastLoaded(replicas), **ledger)
-        self._steps, self._size, self._bound, self._ahead = steps, prompts_per_step, max_staleness, ahead
-        self._unscored_most, self._ready_most = max_unscored or prompts_per_step, max_ready
-        if 0 < max_ready < self._unscored_most:
+        super().__init__(prompts, options, **run)
+        self._unscored_most = options.max_unscored or options.prompts
+        if 0 < options.max_ready < self._unscored_most:
             raise ValueError(
-                f"scheduler.max_ready={max_ready} pauses admission before a batch is whole and scored: it must be 0 or at "
-                f"least {self._unscored_most}"
+                f"scheduler.max_ready={options.max_ready} pauses admission before a batch is whole and scored: it must be "
+                f"0 or at least {self._unscored_most}"
             )
-        self._filter_groups, self._metric, self._max_waves = filter_groups, filter_metric, max_waves
-        self._pace = pace or TimeShared()
-        self._left: list[Open] = []  # groups of the last step that the learner still lacks
-        self._kept: list[Open] = []  # scored, not filtered, and not trained on yet
+        self._left: list[PendingGroup] = []  # groups of the last step that the learner still lacks
+        self._kept: list[PendingGroup] = []  # scored, not filtered, and not trained on yet
         self._held_back = dict.fromkeys(_PAUSED, 0)
 
     def __str__(self) -> str:
         late = min((opened.until for opened in self._open.values()), default=self._state.step)
         return (
             f"{self.name} step {self._state.step + 1} of {self._steps}, weights {self._state.version}: {len(self._kept)} groups of "
-            f"{self._size} kept, {len(self._open)} open of at most {self._credit}, {self._state.flying} rollouts running, "
+            f"{self._options.prompts} kept, {len(self._open)} open of at most {self._credit}, {self._state.flying} rollouts running, "
             f"the oldest group may wait until step {late + 1}, next position {self._state.position}"
         )
 
@@ -182,11 +129,11 @@ class Pipeline(Ledger):
         self._count_pause(clock)
         self._check_filters()
         groups = []
-        while self._state.flying < self._state.slots + self._ahead and self._admits:
+        while self._state.flying < self._state.slots + self._options.ahead and self._admits:
             groups.append(self._open_group())
             next(reversed(self._open.values())).until = self._last_step
-            self._state.flying += self._group_size
-        more = len(self._open) < self._size * (self._steps - self._state.step)
+            self._state.flying += self._options.group_size
+        more = len(self._open) < self._options.prompts * (self._steps - self._state.step)
         self._state.paused = max(self._state.slots - self._state.flying, 0) if more else 0
         self._placement.place(groups, self._state.step)
         return self._placement.release(capacity)
@@ -194,18 +141,18 @@ class Pipeline(Ledger):
     @property
     def _last_step(self) -> int:
         """Returns the last optimizer step that may train on a group admitted now."""
-        return min(self._state.version + self._bound, self._steps - 1)
+        return min(self._state.version + self._options.max_staleness, self._steps - 1)
 
     @property
     def _credit(self) -> int:
         """Returns how many groups may be open."""
-        return self._size * (self._last_step - self._state.step + 1)
+        return self._options.prompts * (self._last_step - self._state.step + 1)
 
     @property
     def _admits(self) -> bool:
         """Whether a group may be admitted, were a slot free."""
         ready = len(self._kept) + len(self._whole)
-        return len(self._open) < self._credit and (not self._ready_most or ready < self._ready_most)
+        return len(self._open) < self._credit and (not self._options.max_ready or ready < self._options.max_ready)
 
     def _count_pause(self, clock: int) -> None:
         """Counts the pause since the last call and advances the clock."""
@@ -216,22 +163,22 @@ class Pipeline(Ledger):
 
     def _check_filters(self) -> None:
         """Raises NoGroups or Solved when filters leave out too many groups. A step that is running ends first."""
-        state, most = self._state, self._max_waves * self._size
+        state, most = self._state, self._options.max_waves * self._options.prompts
         if state.left_out >= most and state.version == state.step:
             raise group_filter.ended(
-                self._metric,
+                self._options.filter_metric,
                 begun=state.step > 0,
-                kept=f"kept {len(self._kept)} of the {self._size} groups of step {state.step + 1}",
+                kept=f"kept {len(self._kept)} of the {self._options.prompts} groups of step {state.step + 1}",
                 left_out=state.left_out,
                 unsolved=state.unsolved,
-                waves=f"scheduler.max_waves={self._max_waves} times as many were left out",
+                waves=f"scheduler.max_waves={self._options.max_waves} times as many were left out",
             )
 
     def complete(self, rollout: Rollout) -> Stop:
         self._state.flying -= 1
         return super().complete(rollout)
 
-    def _became_whole(self, opened: Open, clock: int) -> list[RolloutId]:
+    def _on_group_complete(self, opened: PendingGroup, clock: int) -> list[RolloutId]:
         lengths = [len(rollout) for rollout in opened.rollouts.values()]
         self._state.answers, self._state.groups = self._state.answers + len(lengths), self._state.groups + 1
         self._state.longest += max(lengths)
@@ -241,15 +188,15 @@ class Pipeline(Ledger):
         """Returns the expected staleness, from the counts so far and the duration of the last step."""
         if not self._state.groups or not self._state.clock:
             return 0.0
-        batch, rate = self._size * self._group_size, self._state.answers / self._state.clock
+        batch, rate = self._options.prompts * self._options.group_size, self._state.answers / self._state.clock
         return expected_staleness(
             rate=rate,
             longest=self._state.longest / self._state.groups,
             batch=batch,
-            most=self._bound,
+            most=self._options.max_staleness,
             ratio=self._state.busy * rate / batch,
-            held=self._unscored_most / self._size - 1,
-            queue=1 + self._ready_most / self._size if self._ready_most else math.inf,
+            held=self._unscored_most / self._options.prompts - 1,
+            queue=1 + self._options.max_ready / self._options.prompts if self._options.max_ready else math.inf,
         )
 
     def due(self) -> list[Group]:
@@ -258,17 +205,18 @@ class Pipeline(Ledger):
         """
         ready = sorted([*self._kept, *self._whole], key=_age)
         urgent = any(opened.until <= self._state.step for opened in ready)
-        if len(ready) < self._size or not (urgent or self._state.flying == 0 or len(ready) >= self._unscored_most):
+        if len(ready) < self._options.prompts or not (
+            urgent or self._state.flying == 0 or len(ready) >= self._unscored_most
+        ):
             return []
-        count = len(ready) - len(ready) % self._size
+        count = len(ready) - len(ready) % self._options.prompts
         asked, others = ([opened for opened in some if not opened.asked] for some in (ready[:count], ready[count:]))
         beyond = len(self._whole) - len(asked) - self._unscored_most + 1
         return self._ask([*asked, *others[: max(beyond, 0)]])
 
     def scored(self, group: Group) -> None:
-        """Stores a scored group, or leaves it out."""
         opened = self._keep_score(group)
-        if self._filter_groups and not group_filter.differs(group, self._metric):
+        if self._options.filter_groups and not group_filter.differs(group, self._options.filter_metric):
             self._counts["num_groups_filtered"] += 1
             self._state.left_out += 1
             self._state.unsolved += not group_filter.solved(group)
@@ -286,27 +234,31 @@ class Pipeline(Ledger):
         if self._state.version < self._state.step:
             works = self._state.flying > 0 or self._admits
             if works and self._state.clock < self._state.until:
-                more = self._hand_over(self._owed)
+                more = self._hand_over(self._pending)
                 return [Part(fresh=(), groups=more, commit=False, publish=False)] if more else []
             self._state.version, self._state.ended = self._state.step, self._state.clock
             return [Part(fresh=(), groups=self._hand_over(0), commit=True, publish=True)]
         parts = []
         self._kept.sort(key=_age)
         while (
-            self._state.version == self._state.step < self._steps and len(self._kept) >= self._size and self._can_wait()
+            self._state.version == self._state.step < self._steps
+            and len(self._kept) >= self._options.prompts
+            and self._can_wait()
         ):
             parts.append(self._train())
         return [dataclasses.replace(part, publish=False) for part in parts[:-1]] + parts[-1:]
 
     @property
-    def _owed(self) -> int:
+    def _pending(self) -> int:
         """Returns how many groups of the running step the learner need not have yet. Pieces are spread evenly over the
         step.
         """
         passed = (self._state.clock - self._state.until + self._state.busy) / self._state.busy
         return (
-            self._size
-            - self._size * min(1 + int(passed * self._state.pieces), self._state.pieces) // self._state.pieces
+            self._options.prompts
+            - self._options.prompts
+            * min(1 + int(passed * self._state.pieces), self._state.pieces)
+            // self._state.pieces
         )
 
     def _hand_over(self, keep: int) -> tuple[Group, ...]:
@@ -317,13 +269,13 @@ class Pipeline(Ledger):
 
     def _can_wait(self) -> bool:
         """Whether all open groups outside the next batch can still be trained on in time after the next step."""
-        batch = {opened.key for opened in self._kept[: self._size]}
+        batch = {opened.key for opened in self._kept[: self._options.prompts]}
         last = sorted(opened.until for key, opened in self._open.items() if key not in batch)
-        return all(number < self._size * (until - self._state.step) for number, until in enumerate(last))
+        return all(number < self._options.prompts * (until - self._state.step) for number, until in enumerate(last))
 
     def _train(self) -> Part:
         """Begins a step on the oldest kept groups."""
-        self._left, self._kept = self._kept[: self._size], self._kept[self._size :]
+        self._left, self._kept = self._kept[: self._options.prompts], self._kept[self._options.prompts :]
         groups = tuple(opened.scored_group for opened in self._left)
         for opened in self._left:
             del self._open[opened.key]
@@ -335,18 +287,20 @@ class Pipeline(Ledger):
         )
         at_once = self._state.busy == 0 or self._state.step == self._steps
         self._state.version = self._state.step if at_once else self._state.version
-        return Part(fresh=groups, groups=self._hand_over(0 if at_once else self._owed), commit=at_once, publish=at_once)
+        return Part(
+            fresh=groups, groups=self._hand_over(0 if at_once else self._pending), commit=at_once, publish=at_once
+        )
 
     def load_state_dict(self, state: Mapping) -> None:
         super().load_state_dict(state)
         self._held_back = dict(state["held_back"])
-        self._left = [revived(opened, self._prompts) for opened in state["left"]]
+        self._left = [restored(opened, self._prompts) for opened in state["left"]]
         self._kept = [opened for opened in self._open.values() if opened.group is not None]
 
     def state_dict(self) -> dict:
         return super().state_dict() | {
             "held_back": dict(self._held_back),
-            "left": [written(opened) for opened in self._left],
+            "left": [group_state(opened) for opened in self._left],
         }
 
     def metrics(self) -> dict[str, float]:
@@ -365,6 +319,5 @@ class Pipeline(Ledger):
         )
 
 
-def _age(opened: Open) -> int:
-    """Returns the key that sorts groups from the oldest to the youngest."""
+def _age(opened: PendingGroup) -> int:
     return opened.rank

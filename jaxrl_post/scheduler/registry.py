@@ -2,70 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from jaxrl_post import config as configs
-from jaxrl_post.history import Past
+from jaxrl_post.ring.history import Past
+from jaxrl_post.ring.types import Layout, Sampling
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.group_filter import SUMMED
-from jaxrl_post.scheduler.groups import PromptOrder
 from jaxrl_post.scheduler.learner_pace import Pace
-from jaxrl_post.scheduler.ledger import Ledger
+from jaxrl_post.scheduler.ledger import Ledger, PromptOrder
 from jaxrl_post.scheduler.pipeline import Pipeline
 from jaxrl_post.scheduler.placement.histopipe import RankGroups
 from jaxrl_post.scheduler.placement.placement import LeastLoaded, Placement
 from jaxrl_post.scheduler.placement.seer import Divided, LongestFirst
-from jaxrl_post.scheduler.rounds.around import RoundScheduler
-from jaxrl_post.scheduler.rounds.delivery import Streamed
-from jaxrl_post.scheduler.rounds.layout_planner import Planner
+from jaxrl_post.scheduler.rounds.around import Overlapped
 from jaxrl_post.scheduler.rounds.lending import Lending
-from jaxrl_post.scheduler.rounds.overlapped import Overlapped
 from jaxrl_post.scheduler.rounds.rollpacker import RollPacker
 from jaxrl_post.scheduler.rounds.rounds import Sync
 from jaxrl_post.scheduler.rounds.tail_batching import TailBatching
-from jaxrl_post.types import Layout, Sampling
 
 SCHEDULERS = {"sync": Sync, "tail_batching": TailBatching, "rollpacker": RollPacker, "pipeline": Pipeline}
-
-# The constructor arguments of each scheduler, beside the ones that all schedulers share.
-_OWN: dict[str, Callable] = {
-    "sync": lambda c, past, pace: _rounds(c),
-    "tail_batching": lambda c, past, pace: (
-        _rounds(c)
-        | {
-            "over": c.scheduler.over,
-            "prefix_mode": c.scheduler.prefix_mode,
-            "long_batches": c.scheduler.long_batches,
-            "lane": c.scheduler.lane,
-            "past": past,
-        }
-    ),
-    "rollpacker": lambda c, past, pace: (
-        _rounds(c) | {"over_prompts": c.scheduler.over, "over_samples": c.scheduler.over_samples}
-    ),
-    "pipeline": lambda c, past, pace: {
-        "steps": c.rounds,
-        "prompts_per_step": c.scheduler.prompts,
-        "max_staleness": c.scheduler.max_staleness,
-        "ahead": c.scheduler.ahead,
-        "max_unscored": c.scheduler.max_unscored,
-        "max_ready": c.scheduler.max_ready,
-        "pace": pace,
-    },
-}
-
-
-def _rounds(c: configs.Config) -> dict:
-    """Returns the arguments that every scheduler with rounds takes."""
-    s = c.scheduler
-    return {
-        "steps": c.rounds,
-        "prompts_per_round": s.prompts,
-        "mini_batches": s.mini_batches,
-        "ppo_epochs": s.ppo_epochs,
-        "delivery": Streamed(s.stream) if s.stream else None,
-    }
-
 
 Pasts = Callable[[str], Sequence[Past]]
 
@@ -100,20 +58,17 @@ def made(
       only_grader: the reward function whose score is the whole reward, which a filter may name. Empty: there is none.
     """
     s = config.scheduler
-    metric = SUMMED[0] if s.filter_metric == only_grader else s.filter_metric
-    scheduler = SCHEDULERS[s.name](
+    scheduler: Any = SCHEDULERS[s.name](
         prompts,
+        replace(s, filter_metric=SUMMED[0]) if s.filter_metric == only_grader else s,
+        steps=config.rounds,
         run_seed=config.seed,
-        group_size=s.group_size,
         sampling=sampling,
         baseline=baseline,
         max_tokens=config.sampling.max_tokens,
-        filter_groups=s.filter_groups,
-        filter_metric=metric,
-        max_waves=s.max_waves,
-        replicas=config.replicas,
         placement=PLACEMENTS[s.placement](config.replicas, past, replica),
-        **_OWN[s.name](config, past, pace),
+        past=past,
+        pace=pace,
     )
     if s.lend:
         all_of_them, half = (Layout(count, config.mesh.replica) for count in (config.replicas, config.staying))
@@ -127,14 +82,3 @@ def made(
             apart=config.mesh.engine > 0,
         )
     return scheduler if pace is None or s.name == "pipeline" else Overlapped(scheduler, pace)
-
-
-def planned(rounds: RoundScheduler, replicas: Mapping[Layout, ReplicaCapacity], *, move_s: float = 0.0) -> Planner:
-    """Wraps a scheduler in a planner that chooses the engine's layout for each round.
-
-    Args:
-      rounds: the scheduler to wrap.
-      replicas: the replica of each layout. The engine starts in the first layout.
-      move_s: seconds of one relayout.
-    """
-    return Planner(rounds, replicas, move_s=move_s)

@@ -1,31 +1,34 @@
-"""The ASGI application: OpenAI's endpoints over a Service, behind a bearer token.
+"""The ASGI application: OpenAI's endpoints, and vLLM's of the tokenizer, over a Service, behind a bearer token.
 
-Invariant: a request whose client goes away is closed at once, whether it is streamed or not. Every refusal is one sentence
-in OpenAI's error form.
+Invariant: `tokens` of /tokenize are the ids that the other endpoints sample behind, where they take that text. A request
+whose client goes away is closed at once, whether it is streamed or not. Every refusal is one sentence in OpenAI's error form.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import anyio
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from jaxrl_post.serve import asked as bodies
-from jaxrl_post.serve.asked import Asked
-from jaxrl_post.serve.choices import Choice
-from jaxrl_post.serve.exchange import body, door, event, failed, lifespan, refused, unrouted
-from jaxrl_post.serve.forms import Chat, Completion
+import jaxrl_post
+from jaxrl_post.serve import request_bodies as bodies
+from jaxrl_post.serve import schema
+from jaxrl_post.serve.device_thread import TokenChunk
+from jaxrl_post.serve.exchange import body, event, openai
+from jaxrl_post.serve.forms import Chat, Choice, Completion, News
 from jaxrl_post.serve.http_server import ABORT
-from jaxrl_post.serve.refusal import Refusal
+from jaxrl_post.serve.request_bodies import SamplingRequest
+from jaxrl_post.serve.schema import Refusal
 from jaxrl_post.serve.service import GONE, Service, Ticket
-from jaxrl_post.serve.words import Words
 
 _PATHS = "/v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /version, /health and /metrics"
 GRACE_S = 5.0  # behind the deadline of a request, for what its client has not read yet
@@ -34,24 +37,19 @@ _EVENTS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 def app(service: Service, token: str) -> Starlette:
     """Returns the application. An empty token lets everybody in."""
-    endpoints, words = Endpoints(service), Words(service)
+    endpoints = Endpoints(service)
     routes = [
         Route("/v1/completions", endpoints.completions, methods=["POST"]),
         Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.model),
-        Route("/tokenize", words.tokenize, methods=["POST"]),
-        Route("/detokenize", words.detokenize, methods=["POST"]),
-        Route("/version", words.version),
+        Route("/tokenize", endpoints.tokenize, methods=["POST"]),
+        Route("/detokenize", endpoints.detokenize, methods=["POST"]),
+        Route("/version", endpoints.version),
         Route("/health", endpoints.health),
         Route("/metrics", endpoints.metrics),
     ]
-    return Starlette(
-        routes=routes,
-        lifespan=lifespan(service),
-        middleware=[door(token)],
-        exception_handlers={Refusal: refused, HTTPException: unrouted(_PATHS), 500: failed},
-    )
+    return openai(routes, token, _PATHS, service=service)
 
 
 class Endpoints:
@@ -88,6 +86,42 @@ class Endpoints:
         """GET /metrics."""
         return Response(self._service.gauges.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: the ids of a text, or of messages in the chat template."""
+        sampling, strings = await body(request, bodies.tokenized)
+        ids = await self._service.tokens(sampling)
+        decode = self._service.tokenizer.decode
+
+        def made() -> dict[str, Any]:
+            return {
+                "count": len(ids),
+                "max_model_len": self._service.policy.config.engine.max_length,
+                "tokens": ids,
+                "token_strs": [decode([one], False, ids[max(at - 1, 0) : at]) for at, one in enumerate(ids)]
+                if strings
+                else None,
+            }
+
+        return await _written(made)
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize: the text of ids, special tokens among it."""
+        given = await body(request, functools.partial(schema.read, bodies.DetokenizeBody))
+        service, ids = self._service, given.tokens
+        service.check_model(given.model)
+        if len(ids) > service.reading.longest:
+            raise Refusal(f"tokens has {len(ids)} ids; at most {service.reading.longest} are read", "tokens")
+
+        def made() -> dict[str, Any]:
+            schema.check_ids("tokens", ids, service.tokenizer.vocab_size)
+            return {"prompt": service.tokenizer.decode(ids, False)}
+
+        return await _written(made)
+
+    async def version(self, request: Request) -> Response:
+        """GET /version: that of this package."""
+        return JSONResponse({"version": jaxrl_post.__version__})
+
     def _model(self) -> dict[str, Any]:
         return {
             "id": self._service.name,
@@ -100,23 +134,37 @@ class Endpoints:
 
     # ---- a request that samples
 
-    async def _sampled(self, request: Request, read: Callable[[Any], Asked], form: type[Completion]) -> Response:
+    async def _sampled(
+        self, request: Request, read: Callable[[Any], SamplingRequest], form: type[Completion]
+    ) -> Response:
         service = self._service
         status = 500
         try:
-            asked = await body(request, read)
-            ticket = await service.open(asked)
+            sampling = await body(request, read)
+            ticket = await service.open(sampling)
             self._watch(request, ticket)
-            choices = _choices(ticket, asked, service)
+            prompts = [prompt for prompt in ticket.prompts for _ in range(sampling.n)]
+            choices = [
+                Choice(at, prompt, ticket.sampling_params, service.tokenizer) for at, prompt in enumerate(prompts)
+            ]
             made = form(
-                asked, model=service.name, key=service.key, seed=ticket.seed, words=service.words, parser=service.parser
+                sampling,
+                model=service.name,
+                key=service.key,
+                seed=ticket.seed,
+                tokenizer=service.tokenizer,
+                parser=service.parser,
             )
             status = 200
-            if asked.stream:
+            if sampling.stream:
                 return StreamingResponse(
                     self._events(ticket, choices, made), media_type="text/event-stream", headers=_EVENTS
                 )
-            await self._collected(ticket, choices)
+            try:
+                async for chunk in ticket.chunks():
+                    self._add(ticket, choices, chunk)
+            finally:
+                self._close(ticket)
             return JSONResponse(made.whole(choices))
         except ClientDisconnect:
             status = GONE
@@ -141,32 +189,29 @@ class Endpoints:
         task.add_done_callback(self._watchers.discard)
         ticket.watcher = task
         abort = request.scope.get("extensions", {}).get(ABORT)
-        if abort is not None and ticket.work is not None:
-            late = ticket.work.deadline - time.monotonic() + GRACE_S
+        if abort is not None and ticket.request is not None:
+            late = ticket.request.deadline - time.monotonic() + GRACE_S
             ticket.cut = asyncio.get_running_loop().call_later(late, abort)
 
-    async def _collected(self, ticket: Ticket, choices: list[Choice]) -> None:
-        """Adds pieces to choices until all have ended."""
-        try:
-            async for piece in ticket.pieces():
-                self._first(ticket)
-                choices[piece.place].add(piece)
-                self._ended(choices[piece.place])
-        finally:
-            self._close(ticket)
+    def _add(self, ticket: Ticket, choices: list[Choice], chunk: TokenChunk) -> tuple[Choice, News]:
+        """Adds new tokens to their choice. Returns it, and what is new."""
+        gauges, one = self._service.gauges, choices[chunk.place]
+        if not ticket.heard:
+            ticket.heard = True
+            gauges.first_token.observe(time.monotonic() - ticket.begun)
+        news = one.add(chunk)
+        if one.finish:
+            gauges.tokens.inc(len(one.tokens))
+        return one, news
 
     async def _events(self, ticket: Ticket, choices: list[Choice], made: Completion) -> AsyncIterator[bytes]:
         """Yields server-sent events. A refusal after the first byte is an event, too."""
         try:
             for chunk in made.begun(choices):
                 yield event(chunk)
-            async for piece in ticket.pieces():
-                self._first(ticket)
-                one = choices[piece.place]
-                news = one.add(piece)
-                for chunk in made.chunks(one, news):
-                    yield event(chunk)
-                self._ended(one)
+            async for chunk in ticket.chunks():
+                for part in made.chunks(*self._add(ticket, choices, chunk)):
+                    yield event(part)
             for chunk in made.last(choices):
                 yield event(chunk)
             yield b"data: [DONE]\n\n"
@@ -175,15 +220,6 @@ class Endpoints:
         finally:
             self._close(ticket)
 
-    def _first(self, ticket: Ticket) -> None:
-        if not ticket.heard:
-            ticket.heard = True
-            self._service.gauges.first_token.observe(time.monotonic() - ticket.begun)
-
-    def _ended(self, one: Choice) -> None:
-        if one.finish:
-            self._service.gauges.tokens.inc(len(one.tokens))
-
     def _close(self, ticket: Ticket) -> None:
         self._service.close(ticket)
         for one in (ticket.watcher, ticket.cut):
@@ -191,7 +227,7 @@ class Endpoints:
                 one.cancel()
 
 
-def _choices(ticket: Ticket, asked: Asked, service: Service) -> list[Choice]:
-    """Returns the choices of a request: the samples of its first prompt, then those of the next."""
-    prompts = [prompt for prompt in ticket.prompts for _ in range(asked.n)]
-    return [Choice(index, prompt, ticket.law, service.words) for index, prompt in enumerate(prompts)]
+async def _written(made: Callable[[], dict[str, Any]]) -> Response:
+    """Returns a JSON object as a response. A thread makes and writes it, so that streams go on meanwhile."""
+    data = await anyio.to_thread.run_sync(lambda: json.dumps(made(), ensure_ascii=False).encode())
+    return Response(data, media_type="application/json")

@@ -1,7 +1,7 @@
-"""What the HTTP interfaces share: the door, JSON bodies, server-sent events, and responses to refused requests.
+"""The HTTP layer of every API here: its application, the door, JSON bodies, server-sent events, and refused requests.
 
 Invariant: bodies are read, parsed and checked beside the event loop, and their bytes and values have bounds. So no body
-holds up other requests. Every refusal is one sentence in OpenAI's error form.
+holds up other requests. Every refusal is one sentence.
 """
 
 from __future__ import annotations
@@ -9,17 +9,22 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import anyio
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
-from jaxrl_post import json_text
-from jaxrl_post.serve.refusal import Refusal, error
+from jaxrl_post.ring import json_text
+from jaxrl_post.serve.device_service import DeviceService
+from jaxrl_post.serve.schema import Refusal
 
 LONGEST_BODY = 16 << 20  # bytes
 MOST_VALUES = 1 << 18  # of a body: members of its lists and objects; a named one costs as much as three
@@ -28,21 +33,40 @@ OWNER = "owner"  # of a scope: the name of the key that let a request in
 Read = TypeVar("Read")
 
 
-class Door:
-    """Lets requests in that carry a key, and says whose it is.
+@dataclass(frozen=True, kw_only=True)
+class Api:
+    """What the applications of an API share.
 
-    Args:
-      keys: key -> owner; without one, everybody is let in.
-      header: that carries it, behind `prefix`.
-      free: paths that need no key.
-      refusal: the response to others.
+    `respond`: makes the response to a request that is refused. `header`: carries the key, behind `prefix`. `free`: a path
+    that needs no key. `closed`: the refusal of requests without one.
     """
 
-    def __init__(
-        self, inner: Any, *, keys: Mapping[str, str], header: str, prefix: str, free: Sequence[str], refusal: Response
-    ):
-        self._inner, self._header, self._free, self._refusal = inner, header.encode(), free, refusal
-        self._owners = {f"{prefix}{key}".encode(): owner for key, owner in keys.items()}
+    respond: Callable[[Refusal], Response]
+    header: str
+    prefix: str = ""
+    free: str
+    closed: Refusal
+
+
+OPENAI = Api(
+    respond=lambda refusal: JSONResponse(refusal.body, refusal.status, headers=refusal.headers),
+    header="authorization",
+    prefix="Bearer ",
+    free="/health",
+    closed=Refusal(
+        "the token is missing or wrong: send the header Authorization: Bearer TOKEN, as the server printed it",
+        headers={"WWW-Authenticate": "Bearer"},
+        status=401,
+    ),
+)
+
+
+class Door:
+    """Lets requests in that carry a key, and says whose it is. `keys`: key -> owner; without one, everybody is let in."""
+
+    def __init__(self, inner: Any, *, api: Api, keys: Mapping[str, str]):
+        self._inner, self._api, self._header = inner, api, api.header.encode()
+        self._owners = {f"{api.prefix}{key}".encode(): owner for key, owner in keys.items()}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -50,40 +74,65 @@ class Door:
             owners = [
                 owner for key, owner in self._owners.items() if len(given) == 1 and hmac.compare_digest(given[0], key)
             ]
-            if self._owners and not owners and scope["path"] not in self._free:
-                return await self._refusal(scope, receive, send)
+            if self._owners and not owners and scope["path"] != self._api.free:
+                return await self._api.respond(self._api.closed)(scope, receive, send)
             scope[OWNER] = owners[0] if owners else ""
         await self._inner(scope, receive, send)
 
 
-def door(token: str) -> Middleware:
-    """Returns the door of OpenAI's interface: a bearer token, and /health for everybody."""
-    sentence = "the token is missing or wrong: send the header Authorization: Bearer TOKEN, as the server printed it"
-    refusal = JSONResponse(error(401, sentence), 401, headers={"WWW-Authenticate": "Bearer"})
-    keys = {token: ""} if token else {}
-    return Middleware(Door, keys=keys, header="authorization", prefix="Bearer ", free=("/health",), refusal=refusal)
+def application(
+    api: Api,
+    routes: Sequence[Route],
+    keys: Mapping[str, str],
+    unrouted: Callable[[str, str, str], str],
+    *,
+    service: DeviceService | None = None,
+    refusals: Mapping[type[Exception], Callable[[Any], Refusal]] = MappingProxyType({}),
+) -> Starlette:
+    """Returns an application. A service starts and stops with it, in the event loop.
 
-
-class Serviced(Protocol):
-    """What an application serves: it begins and ends with it, in the event loop."""
-
-    def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-
-def lifespan(service: Serviced) -> Callable[[Any], contextlib.AbstractAsyncContextManager[None]]:
-    """Returns what starts a service with its application, and stops it at the end."""
+    `unrouted`: the sentence for a method at a path that is not served, of both and of the methods that are served there.
+    `refusals`: what becomes of other errors.
+    """
 
     @contextlib.asynccontextmanager
     async def alive(_: Any) -> AsyncIterator[None]:
-        service.start()
+        if service is not None:
+            service.start()
         try:
             yield
         finally:
-            await service.stop()
+            if service is not None:
+                await service.stop()
 
-    return alive
+    async def refused(request: Request, wrong: Exception) -> Response:
+        return api.respond(wrong if isinstance(wrong, Refusal) else refusals[type(wrong)](wrong))
+
+    async def failed(request: Request, wrong: Exception) -> Response:
+        return api.respond(Refusal("the server failed on this request; its log says how", status=500))
+
+    async def nowhere(request: Request, wrong: HTTPException) -> Response:
+        headers = wrong.headers or {}
+        sentence = unrouted(request.method, request.scope["path"][:80], headers.get("Allow", ""))
+        return api.respond(Refusal(sentence, headers=headers, status=wrong.status_code))
+
+    return Starlette(
+        routes=routes,
+        lifespan=alive,
+        middleware=[Middleware(Door, api=api, keys=keys)],
+        exception_handlers={**dict.fromkeys((Refusal, *refusals), refused), HTTPException: nowhere, 500: failed},
+    )
+
+
+def openai(routes: Sequence[Route], token: str, paths: str, **more: Any) -> Starlette:
+    """Returns an application of OpenAI's API. `token`: an empty one lets everybody in. `paths`: those that are served."""
+
+    def unrouted(method: str, path: str, allowed: str) -> str:
+        if allowed:
+            return f"{method} is not served at {path}; valid is {allowed}"
+        return f"there is no path {path}; valid are {paths}"
+
+    return application(OPENAI, routes, {token: ""} if token else {}, unrouted, **more)
 
 
 async def body(
@@ -91,14 +140,12 @@ async def body(
 ) -> Read:
     """Returns what `read` makes of the JSON value of a body, in a thread: one body at a time, as Python runs one thread.
 
-    Raises:
-      Refusal: the body is too long, is no JSON, or `read` refuses it.
-    """
+    Refused: a body that is too long, is no JSON, or that `read` refuses."""
     data = bytearray()
     async for part in request.stream():
         data += part
         if len(data) > longest:
-            raise Refusal(413, f"the body has more than {longest} bytes, the most that is read")
+            raise Refusal(f"the body has more than {longest} bytes, the most that is read", status=413)
     state = request.app.state
     if not hasattr(state, "reading"):
         state.reading = anyio.CapacityLimiter(1)
@@ -106,44 +153,20 @@ async def body(
 
 
 def parsed(data: bytes, most: int = MOST_VALUES) -> Any:
-    """Returns the JSON value of a body.
-
-    Raises:
-      Refusal: it has none, or too many values. They are counted before anything is made of them.
-    """
+    """Returns the JSON value of a body. Refused: too many values; they are counted before it is made."""
     values = sum(map(data.count, (b",", b"[", b"{"))) + 2 * data.count(b":")
     if values > most:
-        raise Refusal(413, f"the body has {values} values, by its commas, brackets and colons; at most {most} are read")
+        raise Refusal(
+            f"the body has {values} values, by its commas, brackets and colons; at most {most} are read", status=413
+        )
     try:
         return json_text.parsed(data.decode("utf-8"), "the body", MOST_DIGITS)
     except UnicodeDecodeError as wrong:
-        raise Refusal(400, f"the body is no UTF-8 text: {wrong.reason} at byte {wrong.start}") from wrong
+        raise Refusal(f"the body is no UTF-8 text: {wrong.reason} at byte {wrong.start}") from wrong
     except ValueError as wrong:
-        raise Refusal(400, str(wrong)) from wrong
+        raise Refusal(str(wrong)) from wrong
 
 
 def event(chunk: dict[str, Any]) -> bytes:
     """Returns a server-sent event."""
     return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-
-
-async def refused(request: Request, refusal: Refusal) -> Response:
-    """Returns the response to a request that is refused."""
-    return JSONResponse(refusal.body, refusal.status, headers=refusal.headers)
-
-
-async def failed(request: Request, wrong: Exception) -> Response:
-    """Returns the response to a request on which the server failed."""
-    return JSONResponse(error(500, "the server failed on this request; its log says how"), 500)
-
-
-def unrouted(paths: str) -> Callable[[Request, HTTPException], Awaitable[Response]]:
-    """Returns what responds to a path or a method that is not served. `paths`: those that are."""
-
-    async def respond(request: Request, wrong: HTTPException) -> Response:
-        allowed, path = (wrong.headers or {}).get("Allow"), request.scope["path"][:80]
-        what = f"{request.method} is not served at {path}; valid is {allowed}" if allowed else ""
-        sentence = what or f"there is no path {path}; valid are {paths}"
-        return JSONResponse(error(wrong.status_code, sentence), wrong.status_code, headers=wrong.headers)
-
-    return respond

@@ -1,6 +1,6 @@
 """The weights of a run that goes on: its newest saved step, whenever there is a newer one.
 
-Invariant: only whole steps are taken (checkpoint/store.py). Where the run's folder cannot be read, or a step is deleted
+Invariant: only whole steps are taken (runs/checkpoint/store.py). Where the run's folder cannot be read, or a step is deleted
 while it is read or is damaged, that is said in one line and counted. The weights before it stay, and it looks again.
 """
 
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_post.json_text import said
+from jaxrl_post.ring.json_text import said
 
 # Orbax and its storage report missing and cut files as any of these, and JAX a device without room as RuntimeError.
 UNREADABLE = (OSError, ValueError, KeyError, RuntimeError)

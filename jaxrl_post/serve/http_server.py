@@ -145,9 +145,9 @@ class _Ending(uvicorn.Server):
     ending: Callable[[], object]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        told = asyncio.get_running_loop().call_later(LAST_WORD_S, self.ending)
+        ending = asyncio.get_running_loop().call_later(LAST_WORD_S, self.ending)
         await super().shutdown(sockets)
-        told.cancel()
+        ending.cancel()
 
 
 class HttpServer:

@@ -9,22 +9,22 @@ refused before it reaches a thread of JetStream, because any error in one of the
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 import socket
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
+from unittest import mock  # replaces what JetStream has no argument for
 
 import jax
 import numpy as np
 
 from jaxrl_post.data.tokenizer import Tokenizer
 from jaxrl_post.engine.row_engine import RowEngine
+from jaxrl_post.ring.types import Sampling
 from jaxrl_post.serve import jetstream_package
 from jaxrl_post.serve.slots import LENGTH, TOKEN, VALID, Slots
-from jaxrl_post.types import Sampling
 
 NO_TOKEN = -1  # pads prompts, and stands for the begin token of a model without one; no prompt keeps it
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -34,26 +34,26 @@ _IDLE = "At this point we must have some requests inserted into the slots."
 package = jetstream_package.load()
 
 
-class Words(package.tokenizer_api.Tokenizer):
+class JetStreamTokenizer(package.tokenizer_api.Tokenizer):
     """A tokenizer as JetStream calls it. `ends`: ids that end a request."""
 
-    def __init__(self, words: Tokenizer, ends: tuple[int, ...]):
-        self._words, self._ends = words, ends
+    def __init__(self, tokenizer: Tokenizer, ends: tuple[int, ...]):
+        self._tokenizer, self._ends = tokenizer, ends
 
     def encode(self, s: str, **padding: Any) -> tuple[Any, int]:
         """Returns the padded ids of a text and their number. `padding`: arguments of JetStream's `pad_tokens`."""
         return package.token_utils.pad_tokens(
-            np.array(self._words.encode(s), np.int32), self.bos_id, self.pad_id, **padding | {"is_bos": False}
+            np.array(self._tokenizer.encode(s), np.int32), self.bos_id, self.pad_id, **padding | {"is_bos": False}
         )
 
     def decode(self, token_ids: list[int], **ways: Any) -> str:
         """Returns the text of one token within a text, so that JetStream can join texts. A byte stays <0x0A>."""
         (one,) = token_ids
-        model = getattr(self._words, "model", None)
-        piece = model.id_to_token(one) if model else self._words.pieces[one].decode("utf-8", "replace")
+        model = getattr(self._tokenizer, "model", None)
+        piece = model.id_to_token(one) if model else self._tokenizer.pieces[one].decode("utf-8", "replace")
         if piece is not None and _BYTE.fullmatch(piece):
             return piece
-        return self._words.decode([one], before=[one])
+        return self._tokenizer.decode([one], before=[one])
 
     @property
     def pad_id(self) -> int:
@@ -65,7 +65,7 @@ class Words(package.tokenizer_api.Tokenizer):
 
     @property
     def bos_id(self) -> int:
-        return NO_TOKEN if self._words.bos_id is None else self._words.bos_id
+        return NO_TOKEN if self._tokenizer.bos_id is None else self._tokenizer.bos_id
 
     @property
     def stop_tokens(self) -> set[int]:
@@ -73,11 +73,11 @@ class Words(package.tokenizer_api.Tokenizer):
 
 
 class Engine(package.engine_api.Engine):
-    """JetStream's Engine over the slots of a row engine. Requests with `law` alone, seeded by `seed` and their prompt."""
+    """JetStream's Engine over the slots of a row engine. Requests with `sampling_params` alone, seeded by `seed` and their prompt."""
 
-    def __init__(self, rows: RowEngine, words: Tokenizer, law: Sampling, seed: int = 0):
-        self._rows, self._words, self._law = rows, words, law
-        self.slots = Slots(rows, law, seed)
+    def __init__(self, rows: RowEngine, tokenizer: Tokenizer, sampling_params: Sampling, seed: int = 0):
+        self._rows, self._tokenizer, self._sampling_params = rows, tokenizer, sampling_params
+        self.slots = Slots(rows, sampling_params, seed)
 
     def prefill(self, *, params: Any, existing_prefix: Any = None, padded_tokens: Any, true_length: int) -> np.ndarray:
         """Returns the prompt, int32[T]: its keys and values are computed behind `insert`."""
@@ -112,8 +112,8 @@ class Engine(package.engine_api.Engine):
     def get_tokenizer(self) -> Any:
         return package.tokenizer_pb2.TokenizerParameters()
 
-    def build_tokenizer(self, metadata: Any) -> Words:
-        return Words(self._words, (*self._law.eos_ids, *self._law.stop_ids))
+    def build_tokenizer(self, metadata: Any) -> JetStreamTokenizer:
+        return JetStreamTokenizer(self._tokenizer, (*self._sampling_params.eos_ids, *self._sampling_params.stop_ids))
 
     def refusal(self, request: Any) -> str:
         """Returns why a DecodeRequest cannot be served, or an empty text."""
@@ -135,8 +135,8 @@ class Engine(package.engine_api.Engine):
     def _prompt(self, request: Any) -> list[int]:
         """Returns the prompt of a DecodeRequest, which `prefill` will see."""
         if request.HasField("text_content"):
-            return self._words.encode(request.text_content.text)
-        begin = [] if self._words.bos_id is None else [self._words.bos_id]
+            return self._tokenizer.encode(request.text_content.text)
+        begin = [] if self._tokenizer.bos_id is None else [self._tokenizer.bos_id]
         return [*begin, *request.token_content.token_ids]
 
     @property
@@ -197,14 +197,9 @@ def _begun_again(work: Callable[[], None]) -> None:
 
 
 def serve(engine: Engine, host: str, port: int) -> Any:
-    """Starts JetStream's server and returns it, a JetStreamServer.
+    """Starts JetStream's server and returns it, a JetStreamServer. `host`: the address that it listens on.
 
-    Args:
-      host: the address that it listens on. JetStream's own choice would be every address of the machine.
-
-    Raises:
-      ValueError: nothing can listen there.
-    """
+    JetStream's own choice would be every address of the machine. A ValueError says that nothing can listen there."""
     try:
         socket.create_server((host, port)).close()
     except OSError as error:
@@ -214,19 +209,8 @@ def serve(engine: Engine, host: str, port: int) -> Any:
         interleaved_slices=(f"devices={len(devices)}",), interleaved_engine_create_fns=(lambda devices: engine,)
     )
     with (
-        _replaced(package.orchestrator, "JetThread", Thread),
-        _replaced(package.orchestrator, "LLMOrchestrator", functools.partial(Orchestrator, engine)),
-        _replaced(package.server_lib, "_HOST", host),
+        mock.patch.object(package.orchestrator, "JetThread", Thread),
+        mock.patch.object(package.orchestrator, "LLMOrchestrator", functools.partial(Orchestrator, engine)),
+        mock.patch.object(package.server_lib, "_HOST", host),
     ):
         return package.server_lib.run(port, config, devices, jax_padding=False)
-
-
-@contextlib.contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    """Replaces a name of a module, where JetStream has no argument for it."""
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)

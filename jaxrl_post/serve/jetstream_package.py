@@ -62,11 +62,7 @@ def missing() -> str:
 
 
 def load() -> Package:
-    """Returns the modules.
-
-    Raises:
-      ValueError: google-jetstream or what it imports is not installed, or it has another version.
-    """
+    """Returns the modules. A ValueError says what is not installed, or has another version."""
     why = missing()
     if why:
         raise ValueError(why)

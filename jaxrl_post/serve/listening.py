@@ -17,32 +17,20 @@ def token(given: str = "") -> str:
 
 
 def need(who: str, *packages: str) -> None:
-    """Refuses to go on without packages of the extra.
-
-    Raises:
-      ValueError: one is not installed.
-    """
+    """Raises a ValueError where a package of the extra is not installed."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"{who}: {missing[0]} is not installed; write pip install 'jaxrl_post[serve]'")
 
 
 def check_port(command: str, port: int) -> None:
-    """Refuses a port that does not exist.
-
-    Raises:
-      ValueError: with the nearest one.
-    """
+    """Raises a ValueError with the nearest port where there is no such one."""
     if port > PORTS:
         raise ValueError(f"{command}: --port={port} is above {PORTS}; the nearest valid value is {PORTS}")
 
 
 def bound(who: str, host: str, port: int) -> socket.socket:
-    """Returns a socket that listens.
-
-    Raises:
-      ValueError: the address or the port is not to be had.
-    """
+    """Returns a socket that listens. A ValueError says that the address or the port is not to be had."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)

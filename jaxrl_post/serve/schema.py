@@ -1,5 +1,7 @@
 """Bodies of requests: one schema for every server here, in pydantic's models, and one sentence for what is wrong.
 
+A refusal has OpenAI's error form: the sentence, and the field that it is about.
+
 Invariant: a field that is null counts as left out, at every level and for every name. An unknown name, and a value
 that is not served, are refused. Every number has bounds.
 """
@@ -13,15 +15,74 @@ from typing import Annotated, Any, TypeVar
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
-from jaxrl_post.json_text import shown
-from jaxrl_post.serve.refusal import Refusal, wrong
-from jaxrl_post.types import LEAST_OF_LAW
+from jaxrl_post.ring.json_text import shown
+from jaxrl_post.ring.types import LEAST_OF_LAW
 
+ERROR_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+}
 MOST_SAMPLES, MOST_STOPS, LONGEST_STOP = 1024, 16, 1024
 POSITIONS, LARGEST = 1 << 24, (1 << 63) - 1
 _ALIKE = 0.7  # of two names, from which on one is taken for a slip of the other
 _LONG = 240  # characters of a list of names
 Read = TypeVar("Read", bound="Body")
+_KINDS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "string_too_short": "a text that is not empty",
+    "string_too_long": "a shorter text",
+    "list_type": "a list",
+    "too_short": "a list that is not empty",
+    "dict_type": "an object",
+    "model_type": "an object",
+}
+_HOTTEST = 100.0
+Text = Annotated[str, Field(max_length=1 << 20)]
+
+
+class Refusal(Exception):
+    """A request that is not served. What a docstring names as refused raises it.
+
+    Attributes:
+      status: of HTTP. sentence: what is wrong, with the nearest valid choice. param: the field of the body, or None.
+      headers: of the response.
+    """
+
+    def __init__(
+        self, sentence: str, param: str | None = None, *, status: int = 400, headers: Mapping[str, str] | None = None
+    ):
+        super().__init__(sentence)
+        self.status, self.sentence, self.param, self.headers = status, sentence, param, dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Returns the body of the response."""
+        return error(self.status, self.sentence, self.param)
+
+
+def error(status: int, sentence: str, param: str | None = None) -> dict[str, Any]:
+    """Returns a body in OpenAI's error form."""
+    kind = ERROR_KINDS.get(status, "invalid_request_error")
+    return {"error": {"message": sentence, "type": kind, "param": param, "code": status}}
+
+
+def wrong(name: str, value: Any, must: str, near: str = "") -> Refusal:
+    """Returns the refusal of a field's value. `must`: what it must be. `near`: the nearest valid value."""
+    nearest = f"; the nearest valid value is {near}" if near else ""
+    return Refusal(f"{name}={shown(value)} must be {must}{nearest}", name)
+
+
+def not_served(name: str, value: Any, why: str) -> Refusal:
+    """Returns the refusal of a value that is understood and not served. `why`: and what to send in its place."""
+    return Refusal(f"{name}={shown(value)} is not served: {why}", name)
 
 
 class Body(pydantic.BaseModel):
@@ -40,16 +101,12 @@ class Body(pydantic.BaseModel):
         given = {name: one for name, one in value.items() if one is not None}
         for name in given:
             if name not in cls.model_fields:
-                raise Refusal(400, f"there is no field {shown(name)}; {_instead(name, cls.model_fields)}", name[:100])
+                raise Refusal(f"there is no field {shown(name)}; {_instead(name, cls.model_fields)}", name[:100])
         return given
 
 
 def read(form: type[Read], value: Any, where: str = "") -> Read:
-    """Returns a body, or an object in it. `where`: its place.
-
-    Raises:
-      Refusal: an unknown field, a missing one, or a wrong value.
-    """
+    """Returns a body, or an object in it at the place `where`. Refused: an unknown, missing or wrong field."""
     try:
         return form.model_validate(value)
     except pydantic.ValidationError as error:
@@ -64,34 +121,17 @@ def _refusal(form: type[Body], error: Mapping[str, Any], where: str) -> Refusal:
     if not error["loc"] and where:
         return wrong(where, value, "an object")
     if not error["loc"]:
-        return Refusal(400, f"the body must be a JSON object, got {shown(value)}")
+        return Refusal(f"the body must be a JSON object, got {shown(value)}")
     if kind == "missing":
-        return Refusal(400, f"{name} is missing{_missing(form, error['loc'])}", name)
+        return Refusal(f"{name} is missing{_missing(form, error['loc'])}", name)
     if kind == "too_long":
-        return Refusal(
-            400, f"{name} has {about['actual_length']} members; at most {about['max_length']} are served", name
-        )
+        return Refusal(f"{name} has {about['actual_length']} members; at most {about['max_length']} are served", name)
     for bound, must in (("ge", "at least"), ("le", "at most"), ("gt", "above"), ("lt", "below")):
         if bound in about:
             near = f"{about[bound]:g}" if isinstance(about[bound], float) else str(about[bound])
             return wrong(name, value, f"{must} {near}", near if bound in ("ge", "le") else "")
     expected = f"one of {about['expected']}" if kind == "literal_error" else _KINDS[kind]
     return wrong(name, value, expected)
-
-
-_KINDS = {
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "a text",
-    "string_too_short": "a text that is not empty",
-    "string_too_long": "a shorter text",
-    "list_type": "a list",
-    "too_short": "a list that is not empty",
-    "dict_type": "an object",
-    "model_type": "an object",
-}
 
 
 def _place(place: tuple[str | int, ...]) -> str:
@@ -138,10 +178,10 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(listed, list) or not all(isinstance(one, str) and one for one in listed):
         raise wrong(name, value, "a text or a list of texts, none of them empty")
     if len(listed) > MOST_STOPS:
-        raise Refusal(400, f"{name} has {len(listed)} texts; at most {MOST_STOPS} are served", name)
+        raise Refusal(f"{name} has {len(listed)} texts; at most {MOST_STOPS} are served", name)
     for one in listed:
         if len(one) > LONGEST_STOP:
-            raise Refusal(400, f"{name} has a text of {len(one)} characters; at most {LONGEST_STOP} are served", name)
+            raise Refusal(f"{name} has a text of {len(one)} characters; at most {LONGEST_STOP} are served", name)
     return tuple(listed)
 
 
@@ -158,8 +198,7 @@ def only(allowed: Any, why: str, *, instead: str = "leave it out") -> Any:
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if value != allowed or isinstance(value, bool) != isinstance(allowed, bool):
-            name = str(info.field_name)
-            raise Refusal(400, f"{name}={shown(value)} is not served: {why}; {instead}", name)
+            raise not_served(str(info.field_name), value, f"{why}; {instead}")
         return value
 
     return Annotated[Any, AfterValidator(check)]
@@ -175,8 +214,6 @@ def named(**fields: Any) -> dict[str, Any]:
     return {name: (kind, None) for name, kind in fields.items()}
 
 
-_HOTTEST = 100.0
-Text = Annotated[str, Field(max_length=1 << 20)]
 Name = Annotated[
     str, Field(min_length=1, max_length=512), AfterValidator(_printable)
 ]  # of what the server made or the client calls by it
@@ -194,7 +231,7 @@ class Law(Body):
     seed: whole(-LARGEST - 1, LARGEST) | None = None
 
     def changes(self) -> dict[str, Any]:
-        """Returns the changes of the policy's own law (types.Sampling) that it asks for."""
+        """Returns the changes of the policy's own parameters (types.Sampling) that it asks for."""
         given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         changes = {name: value for name, value in given.items() if value is not None}
         return changes | ({"top_k": max(self.top_k, 0)} if self.top_k is not None else {})
@@ -204,11 +241,7 @@ Stops = by(texts)
 
 
 def check_ids(name: str, ids: Any, vocab: int) -> None:
-    """Refuses ids that are no tokens.
-
-    Raises:
-      Refusal: with the first of them.
-    """
+    """Refuses ids that are no tokens, with the first of them."""
     for token in ids:
         if not 0 <= token < vocab:
             near = str(min(max(int(token), 0), vocab - 1))
@@ -216,11 +249,7 @@ def check_ids(name: str, ids: Any, vocab: int) -> None:
 
 
 def check_stops(name: str, ids: Any, vocab: int, most: int) -> None:
-    """Refuses ids that end no rollout, or more than an engine keeps. `most`: how many it keeps.
-
-    Raises:
-      Refusal: with the first that is no token, or their number.
-    """
+    """Refuses ids that end no rollout, or more than an engine keeps. `most`: how many it keeps."""
     if len(ids) > most:
-        raise Refusal(400, f"{name} has {len(ids)} ids; at most {most} are served", name)
+        raise Refusal(f"{name} has {len(ids)} ids; at most {most} are served", name)
     check_ids(name, ids, vocab)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_post.engine.host.swap_policy import SwapPolicy
-from jaxrl_post.launch import inputs, saved_policy
-from jaxrl_post.launch.policy import Policy
+from jaxrl_post.launch.parts import inputs, saved_policy
+from jaxrl_post.launch.parts.policy import Policy
 from jaxrl_post.serve.app import app
 from jaxrl_post.serve.followed_run import FollowedRun
 from jaxrl_post.serve.http_server import CLOSING_S, HttpServer
@@ -47,15 +47,14 @@ class Server:
         self.engine = policy.engine(version=version)
         self.engine.swap_policy = SwapPolicy("recompute")
         self.service = Service(policy, self.engine, say=say, **how)
-        self._run = self._follower(following, version, say) if following else None
+        self._run, gauges = None, self.service.gauges
+        if following is not None:
+            run = self._run = following(
+                version=version, swap=self.service.thread.swap, say=say, failed=gauges.unread.inc
+            )
+            gauges.watch("run_followed", "Whether newer weights of the run are still looked for.", lambda: run.alive)
         self._token, self._say = token, say
         self._http = HttpServer(app(self.service, token), self.service.last_word)
-
-    def _follower(self, following: Following, version: int, say: Callable[[str], object]) -> FollowedRun:
-        gauges = self.service.gauges
-        run = following(version=version, swap=self.service.thread.swap, say=say, failed=gauges.unread.inc)
-        gauges.watch("run_followed", "Whether newer weights of the run are still looked for.", lambda: run.alive)
-        return run
 
     def serve(self, listening: socket.socket) -> int:
         """Serves at a socket until a signal, `stop`, or the end of the engine. Returns the exit code."""

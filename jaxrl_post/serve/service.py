@@ -1,4 +1,4 @@
-"""Requests between the event loop and the engine: their seeds, their bound, their deadlines and their pieces.
+"""Requests between the event loop and the engine: their seeds, their bound, their deadlines and their chunks.
 
 Invariant: the noise of a rollout is a hash of (seed, prompt's tokens, sample), as in `Policy.generate` with the tokens for
 the prompt's id. So its tokens follow from weights, prompt, seed and sampling law, whoever else is served.
@@ -11,7 +11,6 @@ import functools
 import hashlib
 import itertools
 import json
-import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -21,62 +20,59 @@ import anyio
 import jax
 
 from jaxrl_post.engine.row_engine import RowEngine
-from jaxrl_post.json_text import said
-from jaxrl_post.kernels import sampling
-from jaxrl_post.launch.policy import Policy
-from jaxrl_post.serve.asked import Asked
-from jaxrl_post.serve.engine_thread import EngineThread, Lost, Piece, Told, Work
+from jaxrl_post.kernels.sampling import LAW
+from jaxrl_post.launch.parts.policy import Policy
+from jaxrl_post.ring.json_text import said
+from jaxrl_post.ring.types import MOST_ENDS, Prompt, Request, Sampling
+from jaxrl_post.serve.device_service import DeviceService
+from jaxrl_post.serve.device_thread import EngineRequest, TokenChunk
 from jaxrl_post.serve.gauges import Gauges
-from jaxrl_post.serve.prompts import Reading
-from jaxrl_post.serve.refusal import Refusal
-from jaxrl_post.serve.schema import check_stops
-from jaxrl_post.types import MOST_ENDS, Prompt, Request, RolloutId, Sampling, served_seed
+from jaxrl_post.serve.prompts import Reading, engine_requests
+from jaxrl_post.serve.request_bodies import SamplingRequest
+from jaxrl_post.serve.schema import Refusal, check_stops
 
 _SEED_BITS = 48  # of a seed that the server draws: JSON readers of every language keep such a number exactly
-_STOP_S = 30.0  # for the last dispatch
 GONE = 499  # nginx's status of a request whose client went away
 _STOPPED = "the engine has stopped; the log of the server says why"
 _FAILED = "the engine failed on a dispatch, and begins anew; send the request again; the log of the server says why"
 
 
 class Ticket:
-    """An open request: its pieces as they come.
+    """An open request: its chunks as they come.
 
     Attributes:
-      prompts, law, seed: what it samples, of all samples of each prompt.
+      prompts, sampling_params, seed: what it samples, of all samples of each prompt.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], law: Sampling, seed: int):
-        self.prompts, self.law, self.seed = prompts, law, seed
-        self.queue: asyncio.Queue[Piece | Lost] = asyncio.Queue()
-        self.work: Work | None = None
+    def __init__(self, prompts: Sequence[Prompt], sampling_params: Sampling, seed: int):
+        self.prompts, self.sampling_params, self.seed = prompts, sampling_params, seed
+        self.queue: asyncio.Queue[TokenChunk | Refusal] = asyncio.Queue()
+        self.request: EngineRequest | None = None
         self.begun = time.monotonic()
-        self.open = 0  # rollouts whose end was not told yet
-        self.heard = False  # whether a piece has come
+        self.open = 0  # rollouts whose end was not read yet
+        self.heard = False  # whether a chunk has come
         self.places: dict[int, int] = {}  # rollout that has not ended -> its replica
         self.watcher: asyncio.Task | None = None  # waits for the client to go away
         self.cut: asyncio.TimerHandle | None = None  # ends a response that is not read
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """Yields pieces until every rollout has ended.
+    async def chunks(self) -> AsyncIterator[TokenChunk]:
+        """Yields chunks until every rollout has ended.
 
-        Raises:
-          Refusal: the deadline is over, the engine has failed, or the server is stopping.
-        """
+        Refused: what is not sampled by its deadline, or when the engine fails or the server stops."""
         while self.open:
-            piece = await self.queue.get()
-            if isinstance(piece, Lost):
-                self.open = self.open if piece.status == GONE else 0
-                raise Refusal(piece.status, piece.why)
-            self.open -= piece.finish is not None
-            yield piece
+            chunk = await self.queue.get()
+            if isinstance(chunk, Refusal):
+                self.open = self.open if chunk.status == GONE else 0
+                raise chunk
+            self.open -= chunk.finish is not None
+            yield chunk
 
     def leave(self) -> None:
-        """Ends `pieces`, as the client is gone."""
-        self.queue.put_nowait(Lost(GONE, "the client is gone"))
+        """Ends `chunks`, as the client is gone."""
+        self.queue.put_nowait(Refusal("the client is gone", status=GONE))
 
 
-class Service:
+class Service(DeviceService):
     """A policy that is served.
 
     Args:
@@ -91,19 +87,17 @@ class Service:
         self, policy: Policy, engine: RowEngine, *, name: str, queue: int, timeout_s: float, parser: str, say: Any
     ):
         self.policy, self.name, self.parser, self.timeout_s = policy, name, parser, timeout_s
-        self.words = policy.tokenizer
+        self.tokenizer = policy.tokenizer
         self.most = engine.sizes.slots * engine.sizes.replicas + queue
         self.key = fingerprint(policy, engine)
         self.gauges = Gauges()
-        self.thread = EngineThread(
-            engine, post=self._post, counted=self.gauges.counted, say=say, ended=lambda: self._later(self._end)
+        super().__init__(engine, say=say, counted=self.gauges.counted)
+        self.reading = Reading(
+            self.tokenizer, policy.template(), policy.config.engine.max_length, tools=parser != "none"
         )
-        self.failed, self.broken, self._stopping = asyncio.Event(), False, False
-        self._reading = Reading(self.words, policy.template(), policy.config.engine.max_length, tools=parser != "none")
         self._one, self._telling = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
         self._serials, self._load = itertools.count(), Counter(dict.fromkeys(range(engine.sizes.replicas), 0))
         self._open: set[Ticket] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
         for gauge, about, value in (
             ("pending", "Rollouts in slots and waiting for one.", lambda: self.thread.pending),
             ("weight_version", "Version of the weights: the optimizer step of a run.", lambda: self.thread.version),
@@ -111,62 +105,46 @@ class Service:
         ):
             self.gauges.watch(gauge, about, value)
 
-    def start(self) -> None:
-        """Starts the engine's thread. It is called in the event loop."""
-        self._loop = asyncio.get_running_loop()
-        self.thread.start()
-
     async def stop(self) -> None:
-        """Ends the engine's thread, and open requests with it."""
-        self._stopping = True
-        await anyio.to_thread.run_sync(self.thread.stop, _STOP_S)
-        self._reading.close()
+        """Ends the thread and the process of the template, and open requests with them."""
+        await super().stop()
+        self.reading.close()
 
-    async def open(self, asked: Asked) -> Ticket:
-        """Hands a request to the engine.
-
-        Raises:
-          Refusal: it is wrong, or too many rollouts wait already.
-        """
-        self.check_model(asked.model)
-        law = self._law(asked)
-        prompts = await anyio.to_thread.run_sync(self._reading.prompts, asked, limiter=self._one)
-        ticket = Ticket(prompts, law, secrets.randbits(_SEED_BITS) if asked.seed is None else asked.seed)
-        self._admit(asked.n, len(prompts))
-        requests = self._requests(ticket, asked)
+    async def open(self, sampling: SamplingRequest) -> Ticket:
+        """Hands a request to the engine. Refused: a wrong one, or one too many."""
+        self.check_model(sampling.model)
+        sampling_params = self._sampling_params(sampling)
+        prompts = await anyio.to_thread.run_sync(self.reading.prompts, sampling, limiter=self._one)
+        sampling = sampling.seeded(_SEED_BITS)
+        ticket = Ticket(prompts, sampling_params, sampling.seed)
+        self._admit(sampling.n, len(prompts))
+        requests = self._requests(ticket, sampling)
         ticket.open = len(requests)
-        ticket.work = Work(
+        ticket.request = EngineRequest(
             requests=requests,
-            streams=asked.stream,
-            deadline=time.monotonic() + (asked.timeout_s or self.timeout_s),
-            tell=functools.partial(self._told, ticket),
+            streams=sampling.stream,
+            deadline=time.monotonic() + (sampling.timeout_s or self.timeout_s),
+            receive=functools.partial(self._receive, ticket),
         )
         self._open.add(ticket)
         ticket.places = {place: request.replica for place, request in enumerate(requests)}
         self._load.update(ticket.places.values())
-        self.thread.submit(ticket.work)
+        self.thread.submit(ticket.request)
         self.gauges.prompt_tokens.inc(sum(prompt.tokens.size for prompt in prompts))
         return ticket
 
-    async def tokens(self, asked: Asked) -> list[int]:
+    async def tokens(self, sampling: SamplingRequest) -> list[int]:
         """Returns the token ids of the one prompt of a request, which may be longer than a slot.
 
-        Raises:
-          Refusal: the model is another, or the prompt cannot be read or has more than `longest_text` characters.
-        """
-        self.check_model(asked.model)
-        limiter = self._one if asked.chat else self._telling  # a long text holds no other request up
-        return await anyio.to_thread.run_sync(self._reading.tokens, asked, limiter=limiter)
-
-    @property
-    def longest_text(self) -> int:
-        """Returns the most characters of a text, and the most ids, that are read."""
-        return self._reading.longest
+        Refused: another model, a prompt that cannot be read, or one of more than `reading.longest` characters."""
+        self.check_model(sampling.model)
+        limiter = self._one if sampling.chat else self._telling  # a long text holds no other request up
+        return await anyio.to_thread.run_sync(self.reading.tokens, sampling, limiter=limiter)
 
     def check_model(self, name: str) -> None:
         """Raises a Refusal where a request names another model. Without a name it does nothing."""
         if name and name != self.name:
-            raise Refusal(404, f"there is no model {name[:80]!r}; the only one is {self.name!r}", "model")
+            raise Refusal(f"there is no model {name[:80]!r}; the only one is {self.name!r}", "model", status=404)
 
     def close(self, ticket: Ticket) -> None:
         """Forgets a request. Rollouts that still run leave the engine before the next dispatch."""
@@ -179,7 +157,7 @@ class Service:
         if ticket.open:  # the client went away
             self.gauges.left.inc()
         if left:
-            self.thread.cancel(ticket.work)
+            self.thread.cancel(ticket.request)
 
     @property
     def pending(self) -> int:
@@ -188,125 +166,97 @@ class Service:
 
     # ---- what a request becomes
 
-    def _law(self, asked: Asked) -> Sampling:
-        """Returns the sampling law of a request.
-
-        Raises:
-          Refusal: a stop string cannot be found in a text (data/ends.py).
-        """
-        stops, ends = asked.law.get("stop_ids", ()), len(self.policy.sampling.eos_ids)
-        check_stops("stop_token_ids", stops, self.words.vocab_size, MOST_ENDS - ends)
+    def _sampling_params(self, sampling: SamplingRequest) -> Sampling:
+        """Returns the sampling parameters of a request. Refused: a stop string that no text can hold (data/ends.py)."""
+        stops, ends = sampling.sampling_changes.get("stop_ids", ()), len(self.policy.sampling.eos_ids)
+        check_stops("stop_token_ids", stops, self.tokenizer.vocab_size, MOST_ENDS - ends)
         try:
-            return self.policy.law(asked.law)
+            return self.policy.sampling_with(sampling.sampling_changes)
         except ValueError as error:
-            raise Refusal(400, said(error), "stop") from error
+            raise Refusal(said(error), "stop") from error
 
-    def _requests(self, ticket: Ticket, asked: Asked) -> tuple[Request, ...]:
+    def _requests(self, ticket: Ticket, sampling: SamplingRequest) -> tuple[Request, ...]:
         """Returns a request of the engine for each sample of each prompt. Samples of a prompt share a replica."""
         out, load = [], self._load.copy()
         for prompt in ticket.prompts:
             room = self.policy.config.engine.max_length - prompt.tokens.size
-            if asked.max_tokens > room:
+            if sampling.max_tokens > room:
                 raise Refusal(
-                    400,
-                    f"max_tokens={asked.max_tokens} behind a prompt of {prompt.tokens.size} tokens is beyond the "
+                    f"max_tokens={sampling.max_tokens} behind a prompt of {prompt.tokens.size} tokens is beyond the "
                     f"{self.policy.config.engine.max_length} positions served; the largest valid value is {room}",
                     "max_tokens",
                 )
             replica = min(load, key=lambda one: (load[one], one))
-            load[replica] += asked.n
-            serial = next(self._serials)
-            out += [
-                Request(
-                    rollout_id=RolloutId(serial, "eval", 0, prompt.id, sample),
-                    prompt=prompt,
-                    seed=served_seed(ticket.seed, prompt.id, sample),
-                    max_tokens=asked.max_tokens or self.policy.room(prompt),
-                    sampling=ticket.law,
-                    replica=replica,
-                )
-                for sample in range(asked.n)
-            ]
+            load[replica] += sampling.n
+            out += engine_requests(
+                prompt,
+                sampling,
+                serial=next(self._serials),
+                max_tokens=sampling.max_tokens or self.policy.room(prompt),
+                sampling_params=ticket.sampling_params,
+                replica=replica,
+            )
         return tuple(out)
 
     def _admit(self, n: int, prompts: int) -> None:
         """Refuses rollouts beyond the bound."""
         count = n * prompts
         if self.failed.is_set():
-            raise Refusal(503, _STOPPED)
+            raise Refusal(_STOPPED, status=503)
         if count > self.most:
             raise Refusal(
-                400,
                 f"n={n} of {prompts} prompts are {count} rollouts; at most {self.most} run or wait at the same time",
                 "n",
             )
         if self.pending + count > self.most:
             raise Refusal(
-                429,
                 f"{self.pending} rollouts run or wait, and at most {self.most} may; ask again later",
                 headers={"Retry-After": "1"},
+                status=429,
             )
 
-    # ---- what the engine's thread says
+    # ---- what the thread reports
 
-    def _post(self, told: Told) -> None:
-        self._later(self._deliver, told)
-
-    def _later(self, call: Any, *arguments: Any) -> None:
-        """Calls something in the event loop, where there still is one."""
-        assert self._loop is not None
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call, *arguments)
-
-    def _deliver(self, told: Told) -> None:
-        for work, piece in told:
-            work.tell(piece)
-
-    def _told(self, ticket: Ticket, piece: Piece | Lost) -> None:
-        """Passes a piece on. A rollout that has ended frees its place at once, whether its client reads or not."""
-        ended = list(ticket.places) if isinstance(piece, Lost) else [piece.place] if piece.finish is not None else []
-        self._free(ticket, ended)
-        ticket.queue.put_nowait(piece)
+    def _receive(self, ticket: Ticket, update: TokenChunk | Refusal) -> None:
+        """Passes a chunk on. A rollout that has ended frees its place at once, whether its client reads or not."""
+        if isinstance(update, Refusal):
+            self._free(ticket, list(ticket.places))
+        elif update.finish is not None:
+            self._free(ticket, [update.place])
+        ticket.queue.put_nowait(update)
 
     def _free(self, ticket: Ticket, places: Sequence[int]) -> None:
         self._load.subtract([ticket.places.pop(place) for place in places if place in ticket.places])
 
     def last_word(self) -> None:
-        """Ends open requests, as the server is stopping."""
-        self._lose(503, "the server is stopping; send the request again later")
+        self._refuse_open(503, "the server is stopping; send the request again later")
 
-    def _lose(self, status: int, why: str) -> None:
+    def _give_up(self) -> None:
+        self._refuse_open(503, _STOPPED)
+
+    def _begin_anew(self) -> None:
+        self._refuse_open(500, _FAILED)
+        self.gauges.restarts.inc()
+        self.thread.restart()
+
+    def _refuse_open(self, status: int, sentence: str) -> None:
         for ticket in self._open:
-            if ticket.work is not None and ticket.places:
-                self.thread.cancel(ticket.work)
-            self._told(ticket, Lost(status, why))
-
-    def _end(self) -> None:
-        """Tells open requests that the thread has ended. One that was not told to end begins anew."""
-        if self._stopping:
-            self.last_word()
-        elif self.thread.sound:
-            self._lose(500, _FAILED)
-            self.gauges.restarts.inc()
-            self.thread.restart()
-            return
-        else:
-            self._lose(503, _STOPPED)
-        self.broken = not self._stopping
-        self.failed.set()
+            if ticket.request is not None and ticket.places:
+                self.thread.cancel(ticket.request)
+            self._receive(ticket, Refusal(sentence, status=status))
 
 
 def fingerprint(policy: Policy, engine: RowEngine) -> str:
     """Returns 8 hex digits of what bits depend on beside the weights: the numerics key of the engine."""
     device, sizes = jax.devices()[0], engine.sizes
-    told: Mapping[str, Any] = {
+    about: Mapping[str, Any] = {
         "jax": jax.__version__,
         "device": f"{device.platform}/{device.device_kind}",
-        "law": sampling.LAW,
+        "law": LAW,
         "rows": list(engine.row_sizes),
         "layout": list(engine.layout),
-        "sizes": [sizes.slots, sizes.max_length, sizes.page, sizes.prompt_rows],
+        "sizes": [sizes.slots, sizes.max_length, sizes.page_size, sizes.prompt_rows],
         "dtype": policy.config.engine.dtype,
         "model": repr(policy.model),
     }
-    return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=4).hexdigest()
+    return hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=4).hexdigest()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxrl_post.engine.host.row_host import RowHost
-from jaxrl_post.types import Prompt, Request, RolloutId, Sampling, served_seed
+from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling, served_seed
 
 TOKEN, VALID, LENGTH = range(3)  # columns of `read`
 ENDED = np.iinfo(np.int32).max  # the length of a slot whose request has ended: above every limit of a caller
@@ -51,12 +51,12 @@ class Slots:
     `insert` and `read` belong to one thread. `free` may be called from any.
 
     Args:
-      law: of every request. Its ends stop a request, and else the last position of the engine's slot does.
+      sampling_params: of every request. Its ends stop a request, and else the last position of the engine's slot does.
       seed: from which the noise of every prompt is made.
     """
 
-    def __init__(self, engine: RowHost, law: Sampling, seed: int = 0):
-        self._engine, self._law, self._seed = engine, law, seed
+    def __init__(self, engine: RowHost, sampling_params: Sampling, seed: int = 0):
+        self._engine, self._sampling_params, self._seed = engine, sampling_params, seed
         self._held: dict[int, _Held] = {}
         self._freed: collections.deque[int] = collections.deque()
         self._number = itertools.count()
@@ -111,7 +111,7 @@ class Slots:
             prompt=prompt,
             seed=served_seed(self._seed, prompt.id, 0),
             max_tokens=self._engine.sizes.max_length - tokens.size,
-            sampling=self._law,
+            sampling=self._sampling_params,
             replica=slot % self._engine.sizes.replicas,
         )
 

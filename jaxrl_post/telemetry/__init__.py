@@ -1,1 +1,1 @@
-"""Events, timings, metrics, logs, traces and reports of a run."""
+"""Listeners to a run: metrics, screen, alarms, traces, length bias, loggers and reports."""

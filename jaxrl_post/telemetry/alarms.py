@@ -8,10 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 
-from jaxrl_post.config import AlarmConfig
+from jaxrl_post.config import AlarmConfig, Config
+from jaxrl_post.telemetry import mode_report
 
 FIRST = 4  # rows whose lengths and rewards later rows are compared with
 
@@ -20,11 +22,19 @@ class Diverged(RuntimeError):
     """The weights are not finite, or several steps in a row had no finite gradient. Nothing may be exported."""
 
 
+def thresholds(config: Config) -> AlarmConfig:
+    """Returns config.alarms without what says nothing of the run: rewards where its loss reads none, lengths where the data
+    wrote the completions."""
+    idle = ("equal_rewards", "hacking") if mode_report.supervised(config) else ()
+    idle += ("shrinkage", "growth") if config.engine.name != "rows" else ()
+    return dataclasses.replace(config.alarms, **dict.fromkeys(idle, 0.0))
+
+
 class Alarms:
     """Looks at each row of metrics.
 
     Args:
-      thresholds: config.alarms. A threshold of 0 switches its alarm off.
+      thresholds: as config.alarms. A threshold of 0 switches its alarm off.
       vocabulary: tokens that can be sampled.
       say: prints a line.
     """

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxrl_post.types import Group, Request, Rollout, RolloutId
+from jaxrl_post.ring.types import Group, Request, Rollout, RolloutId
 
 WAITING, DROPPED, TRAINED, LEARNED = range(4)  # LEARNED: trained, by final length. Others: by launched length
 _FORGOTTEN = 64  # epochs

@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_post import written
 from jaxrl_post.config import LoggerConfig
-from jaxrl_post.json_text import said
+from jaxrl_post.ring import written
+from jaxrl_post.ring.json_text import said
 
 RUN_ID = "wandb.json"  # in the run's folder: the id of the run at Weights & Biases
 

@@ -1,18 +1,13 @@
-"""Scalars of a run: metrics of a batch of groups, under verl's names, and writers to metrics.jsonl and the console.
+"""Scalars of a run: metrics of a batch of groups, under verl's names, and writers to the console and to a program.
 
-A writer has write(step, row) and close(). A row maps names to floats. Metrics for which `is_timing` is true were
-measured on the machine. All other metrics are functions of config and code: equal runs agree in them bit for bit. This
-module imports no jax.
+A writer has write(step, row) and close(). A row maps names to floats. This module imports no jax.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TextIO
 
 import numpy as np
@@ -21,10 +16,9 @@ import rich.live
 import rich.progress
 import rich.table
 
-from jaxrl_post import json_text, written
-from jaxrl_post.types import Finish, Group
+from jaxrl_post.ring.types import Finish, Group
+from jaxrl_post.runs import metric_rows
 
-_TIMED = ("timing_s/", "timing_per_token_ms/", "perf/", "memory/")
 # heading -> (names, format). The first of these names that the row has is shown.
 _Columns = Mapping[str, tuple[tuple[str, ...], str]]
 COLUMNS: _Columns = {
@@ -49,21 +43,6 @@ SUPERVISED: _Columns = {  # of runs whose loss reads no reward
 }
 _WRITTEN = ("val/loss", "val/rewards/accuracies", "val/rewards/accuracy")  # of held-out completions
 _SHOWN = 12  # rows of the live table
-
-
-def is_timing(name: str) -> bool:
-    """Returns whether a metric was timed or measured on the machine, so that equal runs differ in it."""
-    return name.startswith(_TIMED)
-
-
-def is_of_step(row: Mapping[str, float]) -> bool:
-    """Returns whether a row is of an optimizer step. Others are of evaluations."""
-    return "training/global_step" in row
-
-
-def deterministic(row: Mapping[str, float]) -> dict[str, float]:
-    """Returns the row without metrics that were timed."""
-    return {name: value for name, value in row.items() if not is_timing(name)}
 
 
 def describe(groups: Sequence[Group], version: int) -> dict[str, float]:
@@ -147,45 +126,6 @@ def _variation(groups: Sequence[Group]) -> dict[str, float]:
     deviations = np.array([group.rewards[group.scored].astype(np.float64).std() for group in known])
     equal = [not group.scored.any() or np.ptp(group.rewards[group.scored]) == 0 for group in groups]
     return _mean("reward_std", deviations) | {"frac_reward_zero_std": float(np.mean(equal))}
-
-
-class Jsonl:
-    """Writes metrics.jsonl: one object per row, "step" first, names sorted. Values that are not finite become null."""
-
-    def __init__(self, path: str | Path):
-        self._file = written.Log(path)
-
-    def write(self, step: int, row: Mapping[str, float]) -> None:
-        """Appends a row, as written.Log does."""
-        numbers = {name: float(row[name]) for name in sorted(row)}
-        self._file.write(
-            json.dumps(
-                {"step": step} | {name: number if math.isfinite(number) else None for name, number in numbers.items()}
-            )
-            + "\n"
-        )
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def read(path: str | Path) -> list[dict]:
-    """Returns the rows of a metrics.jsonl. null becomes NaN again.
-
-    Raises:
-      ValueError: a line is no JSON object. The sentence names file and line.
-    """
-    rows = []
-    for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
-        where = f"{path}, line {number}"
-        try:
-            row = json_text.parsed(line.decode("utf-8"), where)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{where}: is no UTF-8 text: {error.reason} at byte {error.start}") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{where}: must hold a JSON object, got a {type(row).__name__}")
-        rows.append({name: math.nan if value is None else value for name, value in row.items()})
-    return rows
 
 
 class Called:
@@ -274,7 +214,7 @@ def console(
 class Several:
     """Passes each row to several writers."""
 
-    def __init__(self, *writers: Jsonl | Plain | Live | Called):
+    def __init__(self, *writers: metric_rows.Jsonl | Plain | Live | Called):
         self._writers = writers
 
     def write(self, step: int, row: Mapping[str, float]) -> None:

@@ -42,23 +42,23 @@ def figures(
     timed = [row for row in steps if _STEP in row]
     if not timed:
         return {}
-    told: dict[str, Any] = {"scheduler": config.scheduler.name, "steps": len(steps)}
+    report: dict[str, Any] = {"scheduler": config.scheduler.name, "steps": len(steps)}
     warm = timed[1:] or timed
-    told["step_s"] = statistics.median(row[_STEP] for row in warm)
+    report["step_s"] = statistics.median(row[_STEP] for row in warm)
     if config.engine.name == "rows":
-        told["gen_s"] = statistics.median(row.get(_GEN, 0.0) for row in warm)
+        report["gen_s"] = statistics.median(row.get(_GEN, 0.0) for row in warm)
     if auto:
-        told["predicted_step_s"] = next(one["seconds"] for one in auto["modes"] if one["options"] == auto["chosen"])
-        told["predicted_sync_s"] = next(
+        report["predicted_step_s"] = next(one["seconds"] for one in auto["modes"] if one["options"] == auto["chosen"])
+        report["predicted_sync_s"] = next(
             (one["seconds"] for one in auto["modes"] if one["options"] == {"name": "sync"}), None
         )
     sums = _summed(steps)
     if cost is not None and sums["rows/steps"]:
         own = [row for row in warm if _GEN in row and row.get("rows/steps")]
-        told["predicted_gen_s"] = sum(_by_table(row, cost) for row in own)
-        told["counted_gen_s"] = sum(row[_GEN] for row in own)
-    told["modes"] = {name: found for name, found in _modes(config, sums, steps).items() if found}
-    return told
+        report["predicted_gen_s"] = sum(_by_table(row, cost) for row in own)
+        report["counted_gen_s"] = sum(row[_GEN] for row in own)
+    report["modes"] = {name: found for name, found in _modes(config, sums, steps).items() if found}
+    return report
 
 
 def _summed(rows: Sequence[Mapping[str, float]]) -> Counter[str]:
@@ -145,24 +145,24 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "0 %"
 
 
-def lines(told: Mapping[str, Any]) -> list[str]:
+def lines(report: Mapping[str, Any]) -> list[str]:
     """Returns the figures as lines of the screen."""
-    if not told:
+    if not report:
         return []
-    generation = f", its generation {told['gen_s']:.3g} s" if "gen_s" in told else ""
-    out = [f"a step took {told['step_s']:.3g} s (median of {told['steps']}){generation}"]
-    if (step := told.get("predicted_step_s")) is not None:
-        sync = told.get("predicted_sync_s")
+    generation = f", its generation {report['gen_s']:.3g} s" if "gen_s" in report else ""
+    out = [f"a step took {report['step_s']:.3g} s (median of {report['steps']}){generation}"]
+    if (step := report.get("predicted_step_s")) is not None:
+        sync = report.get("predicted_sync_s")
         beside = f", and {sync:.3g} s for synchronous rounds" if sync is not None else ""
         out.append(
-            f"  auto predicted {step:.3g} s a step{beside}: measured is {told['step_s'] / step:.2f} times its prediction"
+            f"  auto predicted {step:.3g} s a step{beside}: measured is {report['step_s'] / step:.2f} times its prediction"
         )
-    if predicted := told.get("predicted_gen_s"):
-        took = told["counted_gen_s"]
+    if predicted := report.get("predicted_gen_s"):
+        took = report["counted_gen_s"]
         out.append(
             f"  the step-cost table predicted {predicted:.3g} s for the dispatches, and they took {took:.3g} s: "
             f"{took / predicted:.2f} times as long"
         )
-    for name, one in told["modes"].items():
+    for name, one in report["modes"].items():
         out += [f"  {name}: gained: {one['gained']}", f"  {' ' * len(name)}  cost: {one['cost']}"]
     return out

@@ -90,16 +90,20 @@ def _generation(row: Mapping[str, float]) -> dict[str, float]:
 def text(shares: Mapping[str, float]) -> str:
     """Returns the shares as one line."""
     useful = sum(shares.get(cause, 0.0) for cause in USEFUL)
-    told = ", ".join(f"{cause} {share:.1%}" for cause, share in shares.items() if share >= 0.0005 and cause != LEARNER)
+    causes = ", ".join(
+        f"{cause} {share:.1%}" for cause, share in shares.items() if share >= 0.0005 and cause != LEARNER
+    )
     apart = f"; {LEARNER} {shares[LEARNER]:.1%}" if shares.get(LEARNER) else ""
-    return f"device time: {useful:.1%} useful; {told}{apart}"
+    return f"device time: {useful:.1%} useful; {causes}{apart}"
 
 
-def swap(told: Mapping) -> str:
-    """Returns how weights reach the engine and what that moves, as one line. `told`: a case, and bytes by link."""
-    merged = ["merged matrices in place"] if told["case"].endswith("merge") else []
-    moved = ", ".join([*merged, *(f"{count:,} bytes {link}" for link, count in told["links"].items() if count)])
-    return f"weights reach the engine: {told['case']}; a publish writes {moved or 'nothing'}, and none through the host"
+def swap(swapped: Mapping) -> str:
+    """Returns how weights reach the engine and what that moves, as one line. `swapped`: a case, and bytes by link."""
+    merged = ["merged matrices in place"] if swapped["case"].endswith("merge") else []
+    moved = ", ".join([*merged, *(f"{count:,} bytes {link}" for link, count in swapped["links"].items() if count)])
+    return (
+        f"weights reach the engine: {swapped['case']}; a publish writes {moved or 'nothing'}, and none through the host"
+    )
 
 
 def headline(summary: Mapping, samples: int, tokens: str = "sampled") -> list[str]:

@@ -10,9 +10,9 @@ import rich.console
 import rich.table
 import rich.text
 
+from jaxrl_post.runs.run_logs import RunLogs
 from jaxrl_post.telemetry import report
-from jaxrl_post.telemetry.page.run_files import RunFiles
-from jaxrl_post.telemetry.page.thinned import parts
+from jaxrl_post.telemetry.page.curves import parts
 
 _TICKS = "▁▂▃▄▅▆▇█"
 _RECENT = 10  # steps whose time is told
@@ -32,14 +32,14 @@ _SUPERVISED = {  # of runs that learn what is written: rewards of it say nothing
 }
 
 
-def picture(files: RunFiles, width: int, now: float) -> rich.console.Group:
+def picture(files: RunLogs, width: int, now: float) -> rich.console.Group:
     """Returns the picture of a run.
 
     Args:
       width: columns of the terminal.
       now: the present time, in seconds as time.time() gives it.
     """
-    steps = files.steps
+    steps = files.step_rows
     if not steps:
         return rich.console.Group(f"{files.folder}: no step has ended yet")
     table = rich.table.Table(box=None, pad_edge=False, show_header=False)
@@ -48,7 +48,10 @@ def picture(files: RunFiles, width: int, now: float) -> rich.console.Group:
     for heading, (name, form) in (_SUPERVISED if files.written else _LINES).items():
         values = [row[name] for row in steps if not math.isnan(row.get(name, math.nan))]
         if values:
-            table.add_row(format(values[-1], form), heading, sparkline(values, max(width - 34, 8)))
+            curve = averaged(values, max(width - 34, 8))
+            low, high = min(curve), max(curve)
+            ends = f"{low:.4g} to {high:.4g}"
+            table.add_row(format(values[-1], form), heading, f"{sparkline(curve, low, high)}  {ends}")
     about = [
         _head(files, steps, now),
         "",
@@ -62,24 +65,26 @@ def picture(files: RunFiles, width: int, now: float) -> rich.console.Group:
     return rich.console.Group(*(rich.text.Text(one) if isinstance(one, str) else one for one in about))
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Returns a curve of at most `width` characters from the lowest value to the highest. Neighbours are averaged."""
-    means = [sum(part) / len(part) for part in parts(values, width)]
-    low, high = min(means), max(means)
-    span = high - low
-    places = (round((mean - low) / span * (len(_TICKS) - 1)) if span > 0 else 0 for mean in means)
-    return "".join(_TICKS[place] for place in places) + f"  {low:.4g} to {high:.4g}"
+def averaged(values: Sequence[float], width: int) -> list[float]:
+    """Returns at most `width` values, each the mean of neighbours."""
+    return [sum(part) / len(part) for part in parts(values, width)]
 
 
-def _head(files: RunFiles, steps: Sequence[Mapping[str, float]], now: float) -> str:
-    last, most = int(steps[-1]["step"]), files.config.get("steps", "?")
+def sparkline(values: Sequence[float], low: float, high: float) -> str:
+    """Returns a bar for each value, from `low` to `high`."""
+    top = len(_TICKS) - 1
+    return "".join(_TICKS[round((value - low) / (high - low) * top) if high > low else 0] for value in values)
+
+
+def _head(files: RunLogs, steps: Sequence[Mapping[str, float]], now: float) -> str:
+    last, most = int(steps[-1]["step"]), files.kept.get("steps", "?")
     if files.summary:
         told = files.summary
         seconds, first = told.get("seconds", 0), told.get("resumed_at", 0)
         since = f" since it was resumed at step {first}" if first else ""
         pace = f", {told['tokens'] / seconds:,.0f} sampled tokens/s" if seconds and "tokens" in told else ""
         return f"{files.folder}: ended at step {last} of {most}, after {seconds:,.0f} s{since}{pace}"
-    age = now - (files.own / "metrics.jsonl").stat().st_mtime
+    age = now - files.changed
     ago = f"{max(age, 0):,.0f} s ago" if age > -5 else f"by a clock {-age:,.0f} s ahead of this one"
     seconds = [row["timing_s/step"] for row in steps[-_RECENT:] if "timing_s/step" in row]
     left = f", about {(most - last) * sum(seconds) / len(seconds) / 60:.0f} min left" if seconds else ""
@@ -91,7 +96,7 @@ def _time(steps: Sequence[Mapping[str, float]]) -> list[str]:
     return [f"last {min(_RECENT, len(steps))} steps: {report.text(shares)}"] if shares else []
 
 
-def _held_out(files: RunFiles) -> list[str]:
+def _held_out(files: RunLogs) -> list[str]:
     evaluated: list[dict[str, Any]] = [row for row in files.rows if any(name.startswith("val-core/") for name in row)]
     if not evaluated:
         return []

@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxrl_post.types import Request, Rollout, RolloutId
+from jaxrl_post.ring.types import Request, Rollout, RolloutId
 
 RING = "ring"
 THREADS = {

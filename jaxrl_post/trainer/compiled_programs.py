@@ -10,11 +10,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxrl_post.config import AlgorithmConfig, BatchConfig
 from jaxrl_post.models import lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.trainer import embedding_noise, lent_devices, packing, programs
+from jaxrl_post.trainer import embedding, lent_devices, packing, programs
 from jaxrl_post.trainer.optimizer import Optimizer
 from jaxrl_post.trainer.state import TrainState, abstract, struct
 
@@ -31,27 +32,21 @@ class Shapes:
     rows: int
     tokens: int
     dtype: Any
-    old: bool
-    reference: bool
-    corrected: bool
-    prox: bool
-    critic: bool = False
-    marks: tuple[str, ...] = ()
-    noise: bool = False
+    leaves: tuple[str, ...]
+    noise: bool
 
-    def batch(self, mesh: jax.sharding.Mesh) -> packing.Batch:
+    def batch(self, mesh: Mesh) -> packing.Batch:
         """Returns the shapes of a micro-batch for the gradient, placed on `mesh`."""
-        there = dict(old=self.old, reference=self.reference, corrected=self.corrected)
-        return self._placed(mesh, **there, prox=self.prox, critic=self.critic, marks=self.marks)
+        return self._placed(mesh, self.leaves)
 
-    def bare(self, mesh: jax.sharding.Mesh) -> packing.Batch:
+    def bare(self, mesh: Mesh) -> packing.Batch:
         """Returns the shapes of a micro-batch that is only scored, placed on `mesh`."""
-        return self._placed(mesh, old=False, reference=False, corrected=False)
+        return self._placed(mesh, ())
 
-    def _placed(self, mesh: jax.sharding.Mesh, **leaves: Any) -> packing.Batch:
+    def _placed(self, mesh: Mesh, leaves: tuple[str, ...]) -> packing.Batch:
         rows = meshes.batch_sharding(mesh)
-        blank = packing.blank(self.rows, self.tokens, self.dtype, **leaves)
-        blank = embedding_noise.silent(blank, self.dtype) if self.noise else blank
+        blank = packing.blank(self.rows, self.tokens, self.dtype, leaves)
+        blank = embedding.silent(blank, self.dtype) if self.noise else blank
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), blank)
 
 
@@ -59,24 +54,23 @@ def shapes(
     algorithm: AlgorithmConfig, batch: BatchConfig, dtype: np.dtype, *, old: bool, reference: bool, critic: bool
 ) -> Shapes:
     """Returns the shape of a run's micro-batches. `old`, `reference`, `critic`: whether the run has them."""
-    return Shapes(
-        rows=batch.rows,
-        tokens=batch.tokens,
-        dtype=dtype,
-        old=old,
-        reference=reference,
-        corrected=algorithm.corrects_rollouts,
-        prox=algorithm.prox_logp_method == "loglinear",
-        critic=critic,
-        marks=algorithm.marks,
-        noise=algorithm.neftune_alpha > 0,
-    )
+    there = {
+        "old_logprobs": old,
+        "ref_logprobs": reference,
+        "corrections": algorithm.corrects_rollouts,
+        "prox_weights": algorithm.prox_logp_method == "loglinear",
+        "values": critic,
+        "returns": critic,
+    }
+    leaves = (*(name for name, is_there in there.items() if is_there), *algorithm.marks)
+    noise = algorithm.neftune_alpha > 0
+    return Shapes(rows=batch.rows, tokens=batch.tokens, dtype=dtype, leaves=leaves, noise=noise)
 
 
 def learning(
     state: TrainState,
     policy: Any,
-    mesh: jax.sharding.Mesh,
+    mesh: Mesh,
     shardings: Any,
     shapes: Shapes,
     recipe: programs.Recipe,
@@ -95,8 +89,7 @@ def learning(
       shardings: of every leaf of `policy`.
       taught: weights of a teacher that the loss compares with, if any.
     """
-    one = meshes.replicated(mesh)
-    state = abstract(state)
+    one, state = meshes.replicated(mesh), abstract(state)
     own = adding(policy, mesh, shardings, shapes, recipe, measures=measures, taught=taught)
     policy, sums, *_ = own["accumulate"][1]
     states, home = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, sums))
@@ -121,7 +114,13 @@ def learning(
 
 
 def lending(
-    own: Jitted, policy: Any, guest: lent_devices.Guest, shapes: Shapes, recipe: programs.Recipe, *, measures: bool
+    own: Jitted,
+    policy: Any,
+    devices: lent_devices.LentDevices,
+    shapes: Shapes,
+    recipe: programs.Recipe,
+    *,
+    measures: bool,
 ) -> Jitted:
     """Returns the programs of lent devices, with names that begin with "lent ", and the program `join`.
 
@@ -129,14 +128,14 @@ def lending(
     """
     sums = own["accumulate"][1][1]
     home = jax.tree.map(lambda x: x.sharding, sums)
-    lent = adding(policy, guest.mesh, guest.shardings, shapes, recipe, measures=measures)
+    lent = adding(policy, devices.mesh, devices.shardings, shapes, recipe, measures=measures)
     join = jax.jit(lent_devices.join, donate_argnums=0, out_shardings=home), (sums, sums)
     return {f"lent {name}": found for name, found in lent.items()} | {"join": join}
 
 
 def adding(
     policy: Any,
-    mesh: jax.sharding.Mesh,
+    mesh: Mesh,
     shardings: Any,
     shapes: Shapes,
     recipe: programs.Recipe,
@@ -173,6 +172,6 @@ def adding(
 
 def homes(shardings: Any, recipe: programs.Recipe) -> Any:
     """Returns the shardings of Sums.grads, from those of the trained weights."""
-    if not recipe.scan:
+    if not recipe.loop.scan:
         return shardings
     return shardings | {"layers": jax.tree.map(meshes.stacked, shardings["layers"]["0"])}

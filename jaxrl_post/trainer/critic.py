@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from jaxrl_post.algorithms import losses
@@ -33,7 +34,7 @@ from jaxrl_post.trainer.state import TrainState, abstract, is_abstract, moments,
 
 
 class NoCritic:
-    """Stands for the critic in runs that have none."""
+    """Stands for the critic in runs that have none: hands back what it is given, and has no programs and no metrics."""
 
     there, warmup_steps = False, 0
 
@@ -46,18 +47,15 @@ class NoCritic:
         return whole
 
     def jitted(self, own: Any, mesh: Any, shapes: Any, recipe: Any) -> compiled_programs.Jitted:
-        """Returns no program."""
         return {}
 
     def begin(self, compiled: Mapping[str, Any]) -> None:
         """Does nothing."""
 
     def accumulate(self, policy: Any, policy_sums: Any, batch: Any) -> Any:
-        """Returns the policy's sums."""
         return policy_sums
 
     def commit(self, step: Any) -> dict[str, Any]:
-        """Returns no metrics."""
         return {}
 
 
@@ -73,7 +71,7 @@ class Critic:
         self,
         model: decoder.ModelConfig,
         start: Any,
-        mesh: jax.sharding.Mesh,
+        mesh: Mesh,
         *,
         settings: CriticConfig,
         optimizer: OptimizerConfig,
@@ -166,11 +164,7 @@ class Critic:
     # ---- the programs
 
     def jitted(
-        self,
-        own: compiled_programs.Jitted,
-        mesh: jax.sharding.Mesh,
-        shapes: compiled_programs.Shapes,
-        recipe: programs.Recipe,
+        self, own: compiled_programs.Jitted, mesh: Mesh, shapes: compiled_programs.Shapes, recipe: programs.Recipe
     ) -> compiled_programs.Jitted:
         """Returns the critic's programs by name, with the shapes of their arguments. `own`: the policy's programs."""
         one, (policy, policy_sums, batch, _) = meshes.replicated(mesh), own["accumulate"][1]
@@ -218,8 +212,8 @@ class Critic:
             found = jnp.einsum("btd,d->bt", h.astype(wide), weights["value"].astype(wide)) + weights["bias"]
             return jnp.pad(found[:, :-1], ((0, 0), (1, 0)))
 
-    def _numerator(self, weights: Any, policy: Any, batch: Batch, recipe: programs.Recipe) -> tuple[Any, tuple]:
-        """Returns the undivided loss of a micro-batch, and (count, tokens, by_count, by_token)."""
+    def _numerator(self, weights: Any, policy: Any, batch: Batch, recipe: programs.Recipe) -> tuple[Any, programs.Sums]:
+        """Returns the undivided loss of a micro-batch, and its sums without a gradient."""
         found = self._values(weights, policy, batch, recipe)
         with jax.named_scope("value_loss"):
             mask = batch.loss_mask
@@ -229,30 +223,29 @@ class Critic:
             total = jnp.sum(jnp.where(mask, batch.loss_weights * per_token, 0.0))
             told = {"critic/vpred_mean": found, **indicators}
             by_token = {name: jnp.sum(jnp.where(mask, x, 0.0)) for name, x in told.items()}
-        counts = jnp.sum(batch.loss_counts, dtype=jnp.int32), jnp.sum(mask, dtype=jnp.int32)
-        return total, (*counts, {"critic/vf_loss": total}, by_token)
+        return total, programs.counted(batch, {"critic/vf_loss": total}, by_token)
 
-    def _slope(self, weights: Any, policy: Any, batch: Batch, recipe: programs.Recipe) -> tuple[Any, Any, tuple]:
-        """Returns the gradients by the critic's weights and by the policy's trained ones, in the form of Sums.grads, and the rest."""
+    def _slope(self, weights: Any, policy: Any, batch: Batch, recipe: programs.Recipe) -> tuple[programs.Sums, Any]:
+        """Returns the critic's sums of a micro-batch, and the gradient by the policy's trained weights where it has one."""
         if self._own:
-            grads, rest = jax.grad(self._numerator, has_aux=True)(weights, policy, batch, recipe)
-            return grads | {"trunk": programs.in_sums(grads["trunk"], recipe)}, None, rest
+            grads, sums = jax.grad(self._numerator, has_aux=True)(weights, policy, batch, recipe)
+            grads |= {"trunk": programs.in_sums(grads["trunk"], recipe)}
+            return dataclasses.replace(sums, grads=grads), None
 
-        def loss(weights: Any, trained: Any) -> tuple[Any, tuple]:
+        def loss(weights: Any, trained: Any) -> tuple[Any, programs.Sums]:
             return self._numerator(weights, lora.with_trained(policy, trained), batch, recipe)
 
-        (grads, more), rest = jax.grad(loss, argnums=(0, 1), has_aux=True)(weights, lora.trained(policy))
+        (grads, more), sums = jax.grad(loss, argnums=(0, 1), has_aux=True)(weights, lora.trained(policy))
         more = jax.tree.map(lambda g: self._settings.loss_coef * g, more)
-        return grads, programs.in_sums(more, recipe), rest
+        return dataclasses.replace(sums, grads=grads), programs.in_sums(more, recipe)
 
     def _empty(self, weights: Any, policy: Any, batch: Batch, recipe: programs.Recipe) -> programs.Sums:
-        grads, _, counted = jax.eval_shape(lambda w, p, b: self._slope(w, p, b, recipe), weights, policy, batch)
-        return programs.zeros(grads, counted, recipe)
+        shapes, _ = jax.eval_shape(lambda w, p, b: self._slope(w, p, b, recipe), weights, policy, batch)
+        return programs.zeros(shapes, recipe)
 
     def _added(self, weights: Any, policy: Any, sums: Any, *rest: Any, recipe: programs.Recipe) -> Any:
         *shared, batch = rest
-        grads, more, (count, tokens, by_count, by_token) = self._slope(weights, policy, batch, recipe)
-        added = programs.Sums(grads=grads, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
+        added, more = self._slope(weights, policy, batch, recipe)
         if not shared:
             return programs.plus(sums, added)
         (policy_sums,) = shared

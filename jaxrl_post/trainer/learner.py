@@ -15,33 +15,59 @@ Refuses:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxrl_post import config
 from jaxrl_post.algorithms import credit
-from jaxrl_post.algorithms.kl_controller import KlController
-from jaxrl_post.algorithms.mismatch import mismatch
-from jaxrl_post.algorithms.role_baseline import RoleBaseline
+from jaxrl_post.algorithms.advantages import RoleBaseline
+from jaxrl_post.algorithms.correction import mismatch
+from jaxrl_post.algorithms.kl_estimators import KlController
 from jaxrl_post.models import decoder, lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.trainer import compiled_programs, embedding_noise, placement, programs
-from jaxrl_post.trainer import lent_devices as guests
+from jaxrl_post.ring.types import Group, Rollout, RolloutId
+from jaxrl_post.trainer import compiled_programs, embedding, lent_devices, packing, placement, programs
 from jaxrl_post.trainer import optimizer as optimizers
-from jaxrl_post.trainer import packing as door
 from jaxrl_post.trainer.critic import Critic, NoCritic
-from jaxrl_post.trainer.first_state import first_state
 from jaxrl_post.trainer.old_logprobs import OldLogprobs
-from jaxrl_post.trainer.state import TrainState, abstract, frozen, is_abstract, owned
+from jaxrl_post.trainer.state import TrainState, abstract, first_state, frozen, is_abstract, owned
 from jaxrl_post.trainer.teacher import NoTeacher, Teacher
 from jaxrl_post.trainer.update_gate import Gate
-from jaxrl_post.types import Group, Rollout, RolloutId
 
 GRADIENT = 3  # cost of a micro-batch's gradient, in forward passes
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerSettings:
+    """What a learner trains by, and how its programs compute.
+
+    `temperature`: of the sampling distribution. 0 stands for 1, as in the engine's log-probs. `steps`: commits of the whole
+    run, for the schedule. `max_tokens`: longest rollout of the run, for seq-mean-token-sum-norm and for the length penalty.
+    `written`: rollouts were written, and their log-probs are no engine's. `remat`, `remat_policy` and `scan_layers`: as
+    config.PolicyConfig declares them. `compute_dtype`: of activations. Weights stay float32 or wider; gradient sums and
+    moments, as `optimizer` says. `attention`: the devices' kernel for packed rows, or None for the jnp form
+    (trainer/attention.py).
+    """
+
+    algorithm: config.AlgorithmConfig
+    optimizer: config.OptimizerConfig
+    batch: config.BatchConfig
+    temperature: float
+    steps: int
+    max_tokens: int
+    written: bool = False
+    remat: bool = False
+    remat_policy: str = "full"
+    scan_layers: str = "auto"
+    compute_dtype: str = "float32"
+    attention: Callable | None = None
 
 
 class Learner:
@@ -55,25 +81,14 @@ class Learner:
         self,
         model: decoder.ModelConfig,
         params: Any,
-        mesh: jax.sharding.Mesh,
+        mesh: Mesh,
+        settings: LearnerSettings,
         *,
         adapter: Any = None,
-        algorithm: config.AlgorithmConfig,
-        optimizer: config.OptimizerConfig,
-        batch: config.BatchConfig,
-        temperature: float,
-        steps: int,
-        max_tokens: int,
         reference: Any = None,
         critic: Critic | None = None,
         teacher: Teacher | None = None,
-        remat: bool = False,
-        remat_policy: str = "full",
-        scan_layers: str = "auto",
-        compute_dtype: str = "float32",
-        attention: Callable | None = None,
-        written: bool = False,
-        lent: jax.sharding.Mesh | None = None,
+        lent: Mesh | None = None,
     ):
         """Builds the learner's state and checks the model against its meshes.
 
@@ -84,37 +99,46 @@ class Learner:
             - a function from shardings to float32 arrays with these shardings, which the learner owns without a copy.
           adapter: where `model` has lora, the additions to train, in one of the forms of `params`. Then `params` are the
             frozen base. It keeps its dtype, and is not copied where it lies in the learner's layout.
-          temperature: of the sampling distribution. 0 stands for 1, as in the engine's log-probs.
-          steps: commits of the whole run, for the schedule.
-          max_tokens: longest rollout of the run, for seq-mean-token-sum-norm and for the length penalty.
           reference: frozen weights in one of the forms of `params`, or None. With lora: additions to the same base.
           critic, teacher: of the same mesh, where the advantage needs one.
-          remat, remat_policy, scan_layers: as config.PolicyConfig declares them.
-          compute_dtype: of activations. Weights stay float32 or wider; gradient sums and moments, as `optimizer` says.
-          attention: the devices' kernel for packed rows, or None for the jnp form (trainer/attention.py).
-          written: rollouts were written, and their log-probs are no engine's.
           lent: devices that add up gradients between `borrow` and `give_back`, alone or together with the learner's
             own devices (trainer/lent_devices.py).
         """
+        algorithm, batch = settings.algorithm, settings.batch
         placement.check(model, (mesh, lent) if lent else (mesh,), algorithm, batch, reference, teacher)
-        self._mesh, self._algorithm, self._batch, self._max_tokens = mesh, algorithm, batch, max_tokens
-        how = dict(temperature=temperature, dtype=compute_dtype, scan_layers=scan_layers, attention=attention)
-        recipe = programs.recipe(model, algorithm, optimizer, batch, mesh, remat=remat_policy if remat else None, **how)
+        self._mesh, self._algorithm, self._batch, self._max_tokens = mesh, algorithm, batch, settings.max_tokens
+        recipe = programs.recipe(
+            model,
+            algorithm,
+            settings.optimizer,
+            batch,
+            mesh,
+            remat=settings.remat_policy if settings.remat else None,
+            temperature=settings.temperature,
+            dtype=settings.compute_dtype,
+            scan_layers=settings.scan_layers,
+            attention=settings.attention,
+        )
         self._critic, self._teacher = critic or NoCritic(), teacher or NoTeacher()
         self._recipe, self._taught = self._teacher.joined(recipe)
         self._shardings, decayed = placement.of_policy(model, mesh)
-        self._optimizer = optimizers.optimizer(optimizer, decayed, steps, first=self._critic.warmup_steps)
+        self._optimizer = optimizers.optimizer(
+            settings.optimizer, decayed, settings.steps, first=self._critic.warmup_steps
+        )
         self._base, weights = ({}, params) if model.lora is None else (frozen(params, self._shardings.base), adapter)
         homes = lora.trained(self._shardings)
         self._reference = None if reference is None else self._policy(owned(reference, homes))
         self._state = first_state(owned(weights, homes), self._base, homes, self._optimizer.transform, mesh)
         self.kl, self.roles = KlController(algorithm), RoleBaseline(algorithm.rae_decay)
-        self._guest, self._step = guests.Guest(lent, model, host=mesh) if lent else None, 0
-        self._old, self.gate = OldLogprobs(algorithm, written), Gate(algorithm.min_ess, algorithm.max_rollout_kl)
+        self._lent_devices, self._step = lent_devices.LentDevices(lent, model, host=mesh) if lent else None, 0
+        self._old, self.gate = (
+            OldLogprobs(algorithm, settings.written),
+            Gate(algorithm.min_ess, algorithm.max_rollout_kl),
+        )
         there = dict(old=self._old.needed, reference=self._kl_in_loss, critic=self._critic.there)
-        dtype = np.dtype(jnp.promote_types(compute_dtype, jnp.float32))
+        dtype = np.dtype(jnp.promote_types(settings.compute_dtype, jnp.float32))
         self._shapes = compiled_programs.shapes(algorithm, batch, dtype, **there)
-        self._noise = embedding_noise.Noise(algorithm.neftune_alpha, model.embed, dtype)
+        self._noise = embedding.Noise(algorithm.neftune_alpha, model.embed, dtype)
         self._begin_run()
 
     def _begin_run(self) -> None:
@@ -142,7 +166,7 @@ class Learner:
     @property
     def at_work(self) -> bool:
         """Returns whether any of the learner's devices, lent ones included, is still computing. Does not wait."""
-        newest = (self._newest, self._guest.newest if self._guest else None)
+        newest = (self._newest, self._lent_devices.newest if self._lent_devices else None)
         return any(result is not None and not result.is_ready() for result in newest)
 
     @property
@@ -154,7 +178,6 @@ class Learner:
         return self._policy(self._state.params["policy"])
 
     def _policy(self, weights: Any) -> Any:
-        """Returns the policy that has these trained weights."""
         added = self._recipe.model.lora
         return weights if added is None else lora.Adapted(self._base, weights, added)
 
@@ -166,7 +189,7 @@ class Learner:
         made = dict(shapes=self._shapes, recipe=self._recipe, measures=self._of_advantages)
         more = dict(optimizer=self._optimizer, taught=self._taught)
         own = compiled_programs.learning(self._state, self.params, self._mesh, self._shardings, **more, **made)
-        lent = compiled_programs.lending(own, self.params, self._guest, **made) if self._guest else {}
+        lent = compiled_programs.lending(own, self.params, self._lent_devices, **made) if self._lent_devices else {}
         apart = self._teacher.jitted(self._mesh, self._shapes, self._recipe)
         return own | lent | apart | self._critic.jitted(own, self._mesh, self._shapes, self._recipe)
 
@@ -175,14 +198,14 @@ class Learner:
         if self._programs:
             return
         self._programs = {name: program.lower(*shapes).compile() for name, (program, shapes) in self.jitted().items()}
-        if self._guest:
+        if self._lent_devices:
             lent = {name.removeprefix("lent "): one for name, one in self._programs.items() if name.startswith("lent ")}
-            self._guest.compiled(lent, self._programs["join"])
+            self._lent_devices.compiled(lent, self._programs["join"])
         if not is_abstract(self.state):
             self._sums = self._programs["zeros"]()
             self._critic.begin(self._programs)
-            if self._guest:
-                self._guest.rehearse(self.params, self._sums)
+            if self._lent_devices:
+                self._lent_devices.warm_up(self.params, self._sums)
 
     @property
     def compiled(self) -> Mapping[str, Any]:
@@ -200,7 +223,7 @@ class Learner:
     def logprobs(self, groups: Sequence[Group], *, of_reference: bool = False) -> dict[RolloutId, np.ndarray]:
         """Returns log-probs of every rollout, float[T] on the host by id, at the current weights or the reference's."""
         self.compile()
-        return self._scored(groups, self._reference if of_reference else self.params)
+        return self._over(self._bare(groups), self._scores(self._reference if of_reference else self.params))
 
     def prepare(self, groups: Sequence[Group]) -> None:
         """Computes reference log-probs and advantages of these groups, and keeps them over the commits of the round.
@@ -224,18 +247,19 @@ class Learner:
                 f"learner: algorithm.adv_estimator={self._algorithm.adv_estimator!r} whitens over all tokens of "
                 "a round and this round's groups came in pieces; the nearest valid scheduler.stream is 0"
             )
-        door.check_lengths(groups, self._batch.tokens)
+        packing.check_lengths(groups, self._batch.tokens)
         trained = credit.trained(groups, self._algorithm)
-        self._old.prepare(trained, lambda some: self._scored(some, self.params, noisy=True))
+        packed = functools.cache(lambda: self._bare(trained))  # once for all passes
+        self._old.prepare(trained, lambda some: self._over(self._bare(some, noisy=True), self._scores(self.params)))
         if self._reference is not None:
-            self._ref.update(self._scored(trained, self._reference))
+            self._ref.update(self._over(packed(), self._scores(self._reference)))
         algorithm, known = self.kl.applied(self._algorithm), dict(old=self._old.of, reference=self._ref)
         if self._critic.there:
-            known["values"] = self._over(trained, self._critic.values(self.params))
+            known["values"] = self._over(packed(), self._critic.values(self.params))
         if algorithm.needs_score_norms:
-            known["norms"] = self._over(trained, lambda batch: self._programs["score_norms"](self.params, batch))
+            known["norms"] = self._over(packed(), lambda batch: self._programs["score_norms"](self.params, batch))
         if algorithm.teacher_coef:
-            known["teacher"] = self._over(trained, self._teacher.logprobs(self._programs))
+            known["teacher"] = self._over(packed(), self._teacher.logprobs(self._programs))
         credits, found = credit.assign(groups, algorithm, max_tokens=self._max_tokens, roles=self.roles, **known)
         self._credits.update(credits)
         self._found.append(found)
@@ -262,10 +286,8 @@ class Learner:
                 )
         still = [self._has_no_gradient(group) for group in groups]
         moving, others = ([group for group, one in zip(groups, still) if one is kind] for kind in (False, True))
-        all_of_them, mine, theirs = (
-            door.count(some, self._batch.rows, self._batch.tokens) for some in (groups, moving, others)
-        )
-        if GRADIENT * mine + theirs < GRADIENT * all_of_them:
+        passes = functools.partial(packing.count, rows=self._batch.rows, tokens=self._batch.tokens)
+        if others and GRADIENT * passes(moving) + passes(others) < GRADIENT * passes(groups):
             self._add("accumulate", moving)
             self._add("measure", others)
         else:
@@ -283,8 +305,8 @@ class Learner:
         start = meshes.put(at_start, meshes.replicated(self._mesh))
         results = []
         for batch in batches:
-            if self._guest and self._guest.takes():
-                results.append(self._guest.add(program, self.params, batch, at_start))
+            if self._lent_devices and self._lent_devices.takes():
+                results.append(self._lent_devices.add(program, self.params, batch, at_start))
                 self._lent_batches += 1
                 continue
             placed = self._put(batch)
@@ -311,7 +333,7 @@ class Learner:
 
     def borrow(self) -> None:
         """Lets the lent devices take their share of the micro-batches from now on."""
-        self._guest.borrow()
+        self._lent_devices.borrow()
 
     def give_back(self) -> None:
         """Adds the sums of the lent devices to the learner's own and stops using these devices.
@@ -319,7 +341,7 @@ class Learner:
         Afterwards they hold nothing of the learner's except log-probs that the commit will read.
         """
         self._join()
-        self._guest.here = False
+        self._lent_devices.here = False
 
     def restore(self, read: Callable[[TrainState], TrainState], step: int) -> None:
         """Continues from a checkpoint that was taken between two rounds.
@@ -343,8 +365,8 @@ class Learner:
         return self._programs["divided"](self._sums)
 
     def _join(self) -> None:
-        if self._guest:
-            self._sums = self._guest.joined(self._sums)
+        if self._lent_devices:
+            self._sums = self._lent_devices.joined(self._sums)
 
     def commit(self) -> Mapping[str, Any]:
         """Takes one optimizer step from the accumulated sums.
@@ -381,7 +403,6 @@ class Learner:
         )
 
     def _begin_round(self) -> None:
-        """Discards what was prepared for the last round."""
         self._old.begin_round()
         self._ref: dict[RolloutId, np.ndarray] = {}
         self._credits: dict[RolloutId, credit.Credit] = {}
@@ -389,48 +410,42 @@ class Learner:
     def _begin_step(self) -> None:
         """Resets what the next commit reports. Only the round's first commit reports the results of `prepare`."""
         self._old.begin_step()
-        self._found: list[credit.Found] = []
+        self._found: list[credit.CreditStats] = []
         self._seen: list[tuple[Rollout, credit.Credit]] = []
         self._filled, self._room, self._lent_batches = 0, 0, 0
 
-    def _put(self, batch: door.Batch) -> door.Batch:
+    def _put(self, batch: packing.Batch) -> packing.Batch:
         return meshes.put(batch, meshes.batch_sharding(self._mesh))
 
-    def _packed(self, groups: Sequence[Group]) -> tuple[list[door.Batch], list[door.Place]]:
+    def _packed(self, groups: Sequence[Group]) -> tuple[list[packing.Batch], list[packing.RolloutSpan]]:
         rollouts = _rollouts(groups)
-        batches, places = door.pack(
-            groups,
-            self._credits,
-            rows=self._batch.rows,
-            tokens=self._batch.tokens,
-            dtype=self._shapes.dtype,
-            old_logprobs=self._old.for_loss(rollouts),
-            ref_logprobs=self._ref if self._kl_in_loss else None,
-            corrected=self._algorithm.corrects_rollouts,
-            prox_weights=self._old.prox_weights(rollouts, self._step),
-            critic=self._critic.there,
-            marks=self._algorithm.marks,
-        )
+        given = self._old.leaves(rollouts, self._step) | ({"ref_logprobs": self._ref} if self._kl_in_loss else {})
+        how = dict(rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._shapes.dtype)
+        batches, places = packing.pack(groups, self._credits, leaves=self._shapes.leaves, given=given, **how)
         return self._noise.added(batches, places, rollouts, self._step), places
 
-    def _scored(self, groups: Sequence[Group], policy: Any, noisy: bool = False) -> dict[RolloutId, np.ndarray]:
-        """Returns log-probs of every rollout under `policy`, on the host. `noisy`: with NEFTune's noise, if any."""
-        return self._over(groups, lambda batch: self._programs["score"](policy, batch), noisy)
+    def _scores(self, policy: Any) -> Callable[[packing.Batch], jax.Array]:
+        return lambda batch: self._programs["score"](policy, batch)
+
+    def _bare(
+        self, groups: Sequence[Group], noisy: bool = False
+    ) -> tuple[list[packing.Batch], list[packing.RolloutSpan]]:
+        """Returns groups packed to be scored alone. `noisy`: with NEFTune's noise, if any."""
+        how = dict(rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._shapes.dtype)
+        batches, places = packing.pack(groups, None, **how)
+        return self._noise.added(batches, places, _rollouts(groups) if noisy else (), self._step), places
 
     def _over(
-        self, groups: Sequence[Group], run: Callable[[door.Batch], Any], noisy: bool = False
+        self, packed: tuple[list[packing.Batch], list[packing.RolloutSpan]], run: Callable[[packing.Batch], Any]
     ) -> dict[RolloutId, np.ndarray]:
         """Returns what `run` computes of each token, float[T] on the host, by rollout id."""
-        batches, places = door.pack(
-            groups, None, rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._shapes.dtype
-        )
-        batches = self._noise.added(batches, places, _rollouts(groups) if noisy else (), self._step)
-        return door.answers(jax.device_get([run(self._put(batch)) for batch in batches]), places)
+        batches, places = packed
+        return packing.per_rollout(jax.device_get([run(self._put(batch)) for batch in batches]), places)
 
     def _host_metrics(self) -> dict[str, float]:
         out = {"training/packed_fill_ratio": self._filled / self._room if self._room else 0.0}
         out |= credit.describe(self._found, self.kl.applied(self._algorithm))
-        if self._guest:
+        if self._lent_devices:
             out["training/lent_micro_batches"] = float(self._lent_batches)
         out |= credit.spreads(self._seen)
         return out | (mismatch(self._old.pairs) if self._old.pairs else {})

@@ -16,15 +16,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.parallel.relayout import brought_to
-from jaxrl_post.trainer import packing as door
+from jaxrl_post.trainer import packing
 from jaxrl_post.trainer.programs import Sums
 
 
-class Guest:
+class LentDevices:
     """The lent devices of `mesh`, with the learner's layout of weights.
 
     `host` is the learner's own mesh. If the meshes overlap, learner and engine share all devices. Then all
@@ -32,7 +33,7 @@ class Guest:
     still run on the learner's mesh, and wait for a dispatch to end.
     """
 
-    def __init__(self, mesh: jax.sharding.Mesh, model: decoder.ModelConfig, *, host: jax.sharding.Mesh):
+    def __init__(self, mesh: Mesh, model: decoder.ModelConfig, *, host: Mesh):
         self.mesh = mesh
         self.shardings = meshes.param_shardings(mesh, decoder.axes(model), "learner")
         self._alone = not set(mesh.devices.flat).isdisjoint(host.devices.flat)
@@ -51,7 +52,7 @@ class Guest:
         """
         self._programs, self._join = programs, join
 
-    def rehearse(self, policy: Any, sums: Sums) -> None:
+    def warm_up(self, policy: Any, sums: Sums) -> None:
         """Moves weights and sums once, so that later moves compile nothing. Nothing stays on the lent devices."""
         jax.tree.map(brought_to, policy, self.shardings)
         self._home(self._programs["zeros"](), sums)
@@ -80,7 +81,7 @@ class Guest:
         self._done[mine < own] += 1
         return mine < own
 
-    def add(self, program: str, policy: Any, batch: door.Batch, start: Any) -> jax.Array:
+    def add(self, program: str, policy: Any, batch: packing.Batch, start: Any) -> jax.Array:
         """Runs one micro-batch from the host at the learner's `policy`. Returns its log-probs.
 
         `policy` must not change before `joined`.
@@ -108,5 +109,4 @@ class Guest:
 
 
 def join(sums: Sums, more: Sums) -> Sums:
-    """Returns the sum of both. `sums` may be donated."""
     return jax.tree.map(jnp.add, sums, more)

@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxrl_post.algorithms import correction, losses
 from jaxrl_post.config import AlgorithmConfig
+from jaxrl_post.ring.types import Group, Rollout, RolloutId
 from jaxrl_post.trainer import packing
-from jaxrl_post.types import Group, Rollout, RolloutId
 
 LogProbs = Mapping[RolloutId, np.ndarray]
 
@@ -29,8 +29,7 @@ class OldLogprobs:
     `needed`: the loss, the reward or the correction reads them. `in_credits`: the advantage depends on them. Where an engine
     sampled and nothing needs them, those that the gradient's pass gives still become metrics.
 
-    Args:
-      written: no engine sampled the rollouts.
+    `written`: no engine sampled the rollouts.
     """
 
     def __init__(self, algorithm: AlgorithmConfig, written: bool = False):
@@ -45,11 +44,10 @@ class OldLogprobs:
         self.begin_step()
 
     def begin_round(self) -> None:
-        """Discards the old log-probs of the last round."""
         self.committed = False
         self.of: dict[RolloutId, np.ndarray] = {}
         self._unscored: dict[RolloutId, Group] = {}  # by the id of the group's first rollout
-        self._unread: list[tuple[list[Group], list[jax.Array], list[packing.Place]]] = []
+        self._unread: list[tuple[list[Group], list[jax.Array], list[packing.RolloutSpan]]] = []
 
     def begin_step(self) -> None:
         """Discards the pairs of the last step. A pair is (old, rollout) log-probs of one rollout's sampled tokens."""
@@ -71,7 +69,7 @@ class OldLogprobs:
         elif self.compared:
             self._unscored.update((group.rollouts[0].id, group) for group in groups)
 
-    def accumulated(self, groups: Sequence[Group], results: list[jax.Array], places: list[packing.Place]) -> None:
+    def accumulated(self, groups: Sequence[Group], results: list[jax.Array], places: list[packing.RolloutSpan]) -> None:
         """Keeps the log-probs of a gradient's pass, unread, for groups that have no old log-probs yet."""
         fresh = [group for group in groups if self._unscored.pop(group.rollouts[0].id, None)]
         if fresh:
@@ -80,28 +78,25 @@ class OldLogprobs:
     def settle(self, score: Callable[[Sequence[Group]], LogProbs]) -> None:
         """Completes the old log-probs of all groups, while the weights are still those of the round's start."""
         for groups, results, places in self._unread:
-            self._record(groups, packing.answers(jax.device_get(results), places))
+            self._record(groups, packing.per_rollout(jax.device_get(results), places))
         if self._unscored and self.needed:
             groups = list(self._unscored.values())
             self._record(groups, score(groups))
         self._unread, self._unscored = [], {}
 
-    def for_loss(self, rollouts: Sequence[Rollout]) -> LogProbs | None:
-        """Returns the old log-probs to pack for the loss, or None where the loss needs none.
+    def leaves(self, rollouts: Sequence[Rollout], step: int) -> dict[str, LogProbs]:
+        """Returns what is packed for the loss, by leaf: old log-probs where it needs them, and weights of loglinear ones.
 
-        They are zeros where the gradient's pass itself computes them.
+        Old log-probs are zeros where the gradient's pass itself computes them.
         """
+        out: dict[str, LogProbs] = {}
+        if self._method == "loglinear":
+            out["prox_weights"] = {r.id: correction.prox_weights(r.versions, step) for r in rollouts}
         if not self.needed:
-            return None
+            return out
         if self.from_gradient:
-            return {r.id: np.zeros(len(r)) for r in rollouts}
-        return self.of if self._method == "recompute" else {r.id: r.logprobs for r in rollouts}
-
-    def prox_weights(self, rollouts: Sequence[Rollout], step: int) -> LogProbs | None:
-        """Returns the weights of loglinear old log-probs (algorithms/correction.py), or None for another method."""
-        if self._method != "loglinear":
-            return None
-        return {r.id: correction.prox_weights(r.versions, step) for r in rollouts}
+            return out | {"old_logprobs": {r.id: np.zeros(len(r)) for r in rollouts}}
+        return out | {"old_logprobs": self.of if self._method == "recompute" else {r.id: r.logprobs for r in rollouts}}
 
     def _record(self, groups: Sequence[Group], logprobs: LogProbs) -> None:
         rollouts = [rollout for group in groups for rollout in group.rollouts]

@@ -89,8 +89,7 @@ def transform(optimizer: OptimizerConfig, decayed: Any) -> optax.GradientTransfo
 
     It applies Adam and decoupled weight decay (AdamW, arXiv 1711.05101, algorithm 2).
 
-    Args:
-      decayed: a tree of bool like the params (see `matrices`).
+    `decayed`: a tree of bool like the params (see `matrices`).
     """
     parts = [optax.identity()] if optimizer.max_grad_norm > 0 else []  # the place of clipping in saved states
     adam = optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps)
@@ -122,7 +121,6 @@ def matrices(axes: Mapping) -> Any:
 
     Norms are vectors. A bias also counts as a vector, even where it is stored per head as [N, H].
 
-    Args:
-      axes: nested dict, each leaf a tuple of logical axis names.
+    `axes`: nested dict, each leaf a tuple of logical axis names.
     """
     return jax.tree.map(lambda names: len(names) > 1 and "embed" in names, axes, is_leaf=lambda n: isinstance(n, tuple))

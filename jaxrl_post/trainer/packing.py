@@ -3,8 +3,8 @@
 A row holds several sequences (prompt and rollout) one after another. Each sequence is a segment with its own
 positions.
 
-Everything is indexed AT the token. loss_mask[b, t] means that tokens[b, t] was sampled and is trained on. Log-probs,
-advantage and version at [b, t] belong to the same token. The model predicts the token from the position before, in the
+Everything is indexed AT the token. loss_mask[b, t] means that tokens[b, t] was sampled and is trained on. Log-probs
+and the advantage at [b, t] belong to the same token. The model predicts the token from the position before, in the
 same segment. Only the code that computes log-probs shifts.
 
 Placement is first-fit-decreasing and a function of the lengths alone. Refuses a sequence longer than a row, and a
@@ -13,9 +13,9 @@ parked rollout.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -23,35 +23,10 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxrl_post.algorithms.credit import Credit
-from jaxrl_post.types import Finish, Group, Rollout, RolloutId
+from jaxrl_post.ring.types import Finish, Group, Rollout, RolloutId
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "tokens",
-        "positions",
-        "segment_ids",
-        "group_ids",
-        "versions",
-        "loss_mask",
-        "loss_weights",
-        "loss_counts",
-        "advantages",
-        "returns",
-        "values",
-        "rollout_logprobs",
-        "old_logprobs",
-        "ref_logprobs",
-        "corrections",
-        "prox_weights",
-        "positives",
-        "held",
-        "noise_keys",
-        "noise_scales",
-    ],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """A micro-batch with leaves [B, T]: a pytree of numpy arrays on the host and of jax arrays on the device.
@@ -59,8 +34,6 @@ class Batch:
     - tokens, int32
     - positions, int32: restart in each segment
     - segment_ids, int32: from 1 in each row; 0 is padding
-    - group_ids, int32: index in the packed list of groups; -1 is padding
-    - versions, int32: -1 where nothing was sampled
     - loss_mask, bool
     - loss_weights, floating: factor of the token's loss in the sum
     - loss_counts, int32: the loss is divided by their sum. A rollout's count stands at its first trained token.
@@ -70,7 +43,7 @@ class Batch:
       (algorithms/correction.py)
     - positives, floating: 1 for a rollout with a positive reward
     - held, floating: 1 for a token that KL-Cov holds at the old policy
-    - noise_keys, uint32 [B, T, 2], and noise_scales, floating: of noise on embeddings (embedding_noise.py)
+    - noise_keys, uint32 [B, T, 2], and noise_scales, floating: of noise on embeddings (embedding.py)
     - the others, floating
 
     Floating leaves are 0 where the mask is not set. Leaves of a critic, reference, old policy, correction or further term
@@ -80,8 +53,6 @@ class Batch:
     tokens: Any
     positions: Any
     segment_ids: Any
-    group_ids: Any
-    versions: Any
     loss_mask: Any
     loss_weights: Any
     loss_counts: Any
@@ -99,7 +70,7 @@ class Batch:
     noise_scales: Any = None
 
 
-class Place(NamedTuple):
+class RolloutSpan(NamedTuple):
     """The place of a rollout's tokens: token i is at [batch][row, start + i], i < length."""
 
     rollout_id: RolloutId
@@ -135,22 +106,17 @@ def pack(
     *,
     rows: int,
     tokens: int,
-    old_logprobs: Mapping[RolloutId, np.ndarray] | None = None,
-    ref_logprobs: Mapping[RolloutId, np.ndarray] | None = None,
-    corrected: bool = False,
-    prox_weights: Mapping[RolloutId, np.ndarray] | None = None,
-    critic: bool = False,
-    marks: Sequence[str] = (),
+    leaves: Collection[str] = (),
+    given: Mapping[str, Mapping[RolloutId, np.ndarray]] = MappingProxyType({}),
     dtype: Any = np.float32,
-) -> tuple[list[Batch], list[Place]]:
+) -> tuple[list[Batch], list[RolloutSpan]]:
     """Returns micro-batches of static shape [rows, tokens] that hold every rollout of `groups` once, whole.
 
     Args:
       credits: each rollout's advantages, weight and count for the loss, by id. None: no mask is set, the batch is only
         scored.
-      old_logprobs, ref_logprobs, prox_weights: per rollout float[T] over its tokens; None where the run has none.
-      corrected, critic: whether credits hold corrections, and a critic's values and returns.
-      marks: the leaves that credits hold as marks.
+      leaves: names of the optional leaves of the run: those of `given`, and those that credits fill.
+      given: values of a leaf by its name, per rollout float[T] over its tokens.
       dtype: of the floating leaves.
     Returns:
       the batches, and the place of each rollout, in the order of groups and rollouts. A rollout of weight 0 (for
@@ -158,37 +124,35 @@ def pack(
     Raises:
       ValueError: a sequence is longer than `tokens`, or a rollout did not finish.
     """
-    members = [(g, i, rollout) for g, group in enumerate(groups) for i, rollout in enumerate(group.rollouts)]
-    for _, _, rollout in members:
-        _refuse_unfinished(rollout)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    for rollout in rollouts:
+        if rollout.finish is Finish.PARKED:
+            raise ValueError(
+                f"batch: rollout {tuple(rollout.id)} is {rollout.finish.name}; only finished ones (EOS, STOP, "
+                f"LENGTH) can be trained on"
+            )
     lengths = check_lengths(groups, tokens)
     row, start, used = place(lengths, tokens)
-    there = old_logprobs is not None, ref_logprobs is not None, corrected, prox_weights is not None, critic
-    arrays = _empty(-(-used // rows) * rows, tokens, dtype, *there, marks)
+    arrays = _empty(-(-used // rows) * rows, tokens, dtype, {*leaves, *given})
     segments = np.zeros(arrays["tokens"].shape[0], np.int32)
-    given = {"old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs, "prox_weights": prox_weights}
     for n in np.lexsort((start, row)):  # along each row, so that segments are numbered from left to right
-        g, _, rollout = members[n]
+        rollout = rollouts[n]
         segments[row[n]] += 1
-        _write(arrays, row[n], start[n], rollout, segments[row[n]], g)
+        _write(arrays, row[n], start[n], rollout, segments[row[n]])
         tail = slice(start[n] + rollout.prompt.tokens.size, start[n] + rollout.prompt.tokens.size + len(rollout))
         for name, values in given.items():
-            if values is not None:
-                arrays[name][row[n], tail] = np.where(rollout.sampled, values[rollout.id], 0.0)
+            arrays[name][row[n], tail] = np.where(rollout.sampled, values[rollout.id], 0.0)
         if credits is not None and credits[rollout.id].weight > 0:
             _credit(arrays, row[n], tail, rollout.sampled, credits[rollout.id])
-    places = [_place(rollout, int(row[n]), int(start[n]), rows) for n, (_, _, rollout) in enumerate(members)]
+    places = [
+        RolloutSpan(rollout.id, r // rows, r % rows, begin + rollout.prompt.tokens.size, len(rollout))
+        for rollout, r, begin in zip(rollouts, row.tolist(), start.tolist(), strict=True)
+    ]
     cuts = range(0, arrays["tokens"].shape[0], rows)
     return [Batch(**{name: array[at : at + rows] for name, array in arrays.items()}) for at in cuts], places
 
 
-def _place(rollout: Rollout, row: int, start: int, rows: int) -> Place:
-    """Returns a rollout's place from its row among all micro-batches and the start of its segment."""
-    return Place(rollout.id, row // rows, row % rows, start + rollout.prompt.tokens.size, len(rollout))
-
-
 def count(groups: Sequence[Group], rows: int, tokens: int) -> int:
-    """Returns the number of micro-batches that `pack` makes of these groups."""
     return -(-place(check_lengths(groups, tokens), tokens)[2] // rows)
 
 
@@ -209,89 +173,32 @@ def check_lengths(groups: Sequence[Group], tokens: int) -> Int[np.ndarray, " n"]
     return lengths
 
 
-def blank(
-    rows: int,
-    tokens: int,
-    dtype: Any,
-    *,
-    old: bool,
-    reference: bool,
-    corrected: bool,
-    prox: bool = False,
-    critic: bool = False,
-    marks: Sequence[str] = (),
-) -> Batch:
+def blank(rows: int, tokens: int, dtype: Any, leaves: Collection[str] = ()) -> Batch:
     """Returns a batch of padding with the leaves that `pack` would make: the shape to compile for."""
-    return Batch(**_empty(rows, tokens, dtype, old, reference, corrected, prox, critic, marks))
+    return Batch(**_empty(rows, tokens, dtype, leaves))
 
 
-def answers(arrays: Sequence[np.ndarray], places: Sequence[Place]) -> dict[RolloutId, np.ndarray]:
+def per_rollout(arrays: Sequence[np.ndarray], places: Sequence[RolloutSpan]) -> dict[RolloutId, np.ndarray]:
     """Cuts the [rows, tokens] results of each batch into one vector per rollout, over its tokens."""
     return {p.rollout_id: np.array(arrays[p.batch][p.row, p.start : p.start + p.length]) for p in places}
 
 
-def _refuse_unfinished(rollout: Rollout) -> None:
-    if rollout.finish is Finish.PARKED:
-        raise ValueError(
-            f"batch: rollout {tuple(rollout.id)} is {rollout.finish.name}; only finished ones (EOS, STOP, "
-            f"LENGTH) can be trained on"
-        )
+def _empty(rows: int, tokens: int, dtype: Any, leaves: Collection[str]) -> dict[str, np.ndarray]:
+    kinds = dict.fromkeys(("tokens", "positions", "segment_ids", "loss_counts"), np.int32) | {"loss_mask": bool}
+    kinds |= dict.fromkeys(("loss_weights", "advantages", "rollout_logprobs", *leaves), dtype)
+    return {name: np.zeros((rows, tokens), kind) for name, kind in kinds.items()}
 
 
-def _empty(
-    rows: int,
-    tokens: int,
-    dtype,
-    old: bool,
-    reference: bool,
-    corrected: bool,
-    prox: bool,
-    critic: bool,
-    marks: Sequence[str],
-) -> dict[str, np.ndarray]:
-    def filled(value, kind):
-        return np.full((rows, tokens), value, kind)
-
-    arrays = dict(
-        tokens=filled(0, np.int32),
-        positions=filled(0, np.int32),
-        segment_ids=filled(0, np.int32),
-        group_ids=filled(-1, np.int32),
-        versions=filled(-1, np.int32),
-        loss_mask=filled(False, bool),
-        loss_weights=filled(0, dtype),
-        loss_counts=filled(0, np.int32),
-        advantages=filled(0, dtype),
-        rollout_logprobs=filled(0, dtype),
-    )
-    for name, there in (
-        ("old_logprobs", old),
-        ("ref_logprobs", reference),
-        ("corrections", corrected),
-        ("prox_weights", prox),
-        ("values", critic),
-        ("returns", critic),
-        *((name, True) for name in marks),
-    ):
-        if there:
-            arrays[name] = filled(0, dtype)
-    return arrays
-
-
-def _write(arrays: dict[str, np.ndarray], row: int, start: int, rollout: Rollout, segment: int, group: int) -> None:
-    """Writes a rollout's tokens, positions, segment, group, versions and log-probs."""
+def _write(arrays: dict[str, np.ndarray], row: int, start: int, rollout: Rollout, segment: int) -> None:
     prompt, answer = rollout.prompt.tokens.size, len(rollout)
     whole, tail = slice(start, start + prompt + answer), slice(start + prompt, start + prompt + answer)
     arrays["tokens"][row, whole] = np.concatenate([rollout.prompt.tokens, rollout.tokens])
     arrays["positions"][row, whole] = np.arange(prompt + answer)
     arrays["segment_ids"][row, whole] = segment
-    arrays["group_ids"][row, whole] = group
-    arrays["versions"][row, tail] = np.where(rollout.sampled, rollout.versions, -1)
     arrays["rollout_logprobs"][row, tail] = np.where(rollout.sampled, rollout.logprobs, 0.0)
 
 
 def _credit(arrays: dict[str, np.ndarray], row: int, tail: slice, sampled: np.ndarray, credit: Credit) -> None:
-    """Writes a rollout's mask, weights, count, advantages, corrections, values, returns and marks for the loss."""
     arrays["loss_mask"][row, tail] = sampled
     arrays["loss_weights"][row, tail] = np.where(sampled, credit.weight, 0.0)
     if sampled.any():

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from jaxrl_post import config
 from jaxrl_post.models import decoder, lora
@@ -13,7 +14,7 @@ from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer import optimizer as optimizers
 
 
-def of_policy(model: decoder.ModelConfig, mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
+def of_policy(model: decoder.ModelConfig, mesh: Mesh) -> tuple[Any, Any]:
     """Returns the sharding of every leaf of a policy, and which trained weights decay. Additions all do, as in PEFT."""
     if model.lora is None:
         axes = decoder.axes(model)
@@ -26,7 +27,7 @@ def of_policy(model: decoder.ModelConfig, mesh: jax.sharding.Mesh) -> tuple[Any,
 
 def check(
     model: decoder.ModelConfig,
-    every: Sequence[jax.sharding.Mesh],
+    every: Sequence[Mesh],
     algorithm: config.AlgorithmConfig,
     batch: config.BatchConfig,
     reference: Any,

@@ -9,23 +9,23 @@ Invariant: `Sums` holds plain sums over micro-batches and devices (the compiler 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from jaxrl_post.algorithms import distillation, divergence, logprobs, losses
+from jaxrl_post.algorithms.correction import off_policy
 from jaxrl_post.algorithms.kl_estimators import KL_ESTIMATORS
-from jaxrl_post.algorithms.off_policy_mask import off_policy
-from jaxrl_post.algorithms.ratios import log_ratio
+from jaxrl_post.algorithms.logprobs import log_ratio
 from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
 from jaxrl_post.models import decoder, layer_loop, lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.trainer import attention, embedding_gradient, embedding_noise, split_head
+from jaxrl_post.trainer import attention, embedding, split_head
 from jaxrl_post.trainer.optimizer import Optimizer
 from jaxrl_post.trainer.packing import Batch
 from jaxrl_post.trainer.state import TrainState
@@ -36,13 +36,10 @@ class Recipe:
     """All settings that are fixed in a run.
 
     - head_chunk: tokens whose logits exist at once
-    - remat: the policy by which layers are computed again (models/layer_loop.py), or None
-    - scan: layers are stacked and scanned
-    - row_major, paired, placed: how the stack of layers lies in memory and is made, and which of their products are one
-      (models/layer_loop.py)
+    - loop: the form of the loop over layers
     - split: the head is split over fsdp x tensor, where that is more than one device
     - sums: dtype of the gradient sums; float32 stands for that of the weights
-    - embed: rows of the embedding with a gradient of their own (trainer/embedding_gradient.py), or None for XLA's
+    - embed: rows of the embedding with a gradient of their own (trainer/embedding.py), or None for XLA's
     - attention: the device's kernel for packed rows (trainer/attention.py), or None for the jnp form
     - teacher: the recipe of the teacher that the loss compares with, or None
     """
@@ -52,27 +49,13 @@ class Recipe:
     temperature: float
     head_chunk: int
     dtype: Any
-    remat: str | None
-    scan: bool
-    row_major: bool
-    paired: bool
-    placed: bool
+    loop: layer_loop.LayerLoop
     split: bool
     sums: Any
-    mesh: jax.sharding.Mesh
+    mesh: Mesh
     embed: Callable | None = None
     attention: Callable | None = None
     teacher: Recipe | None = None
-
-    @property
-    def rows(self) -> jax.sharding.Sharding:
-        """Returns the sharding of [B, ...]."""
-        return meshes.batch_sharding(self.mesh)
-
-    @property
-    def heads(self) -> jax.sharding.Sharding:
-        """Returns the sharding of [B, T, N, H]."""
-        return meshes.heads_sharding(self.mesh)
 
 
 def recipe(
@@ -80,7 +63,7 @@ def recipe(
     algorithm: AlgorithmConfig,
     optimizer: OptimizerConfig,
     batch: BatchConfig,
-    mesh: jax.sharding.Mesh,
+    mesh: Mesh,
     *,
     temperature: float,
     remat: str | None,
@@ -90,28 +73,29 @@ def recipe(
 ) -> Recipe:
     """Returns the recipe of a run on `mesh`. Temperature 0 stands for 1, as in the engine's log-probs."""
     platform = mesh.devices.flat[0].platform
+    loop = layer_loop.LayerLoop(
+        scan=on(scan_layers, platform),
+        row_major=platform in ("gpu", "cuda"),
+        paired=platform == "tpu" and model.lora is None,
+        placed=platform == "tpu" and meshes.vocab_shards(mesh) > 1,  # whole weights would take more temporaries
+        policy=remat,
+    )
     return Recipe(
         model=model,
         algorithm=algorithm,
         temperature=temperature or 1.0,
         head_chunk=batch.head_chunk,
         dtype=jnp.dtype(dtype),
-        remat=remat,
-        scan=on(scan_layers, platform),
-        row_major=platform in ("gpu", "cuda"),
-        paired=platform == "tpu" and model.lora is None,
-        placed=platform == "tpu" and meshes.vocab_shards(mesh) > 1,  # whole weights would take more temporaries
+        loop=loop,
         split=on(batch.split_head, platform),
         sums=jnp.dtype(optimizer.sums_dtype),
         mesh=mesh,
-        embed=embedding_gradient.for_platform(mesh),
+        embed=embedding.for_platform(mesh),
         attention=attention,
     )
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["grads", "count", "tokens", "by_count", "by_token"], meta_fields=[]
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Sums:
     """Sums since the last commit.
@@ -144,17 +128,16 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
         found = decoder.rewards(policy, h)
         return found, jnp.zeros_like(found)
     with jax.named_scope("logprobs"):
-        results = laws(policy, h, jnp.roll(batch.tokens, -1, axis=1), recipe)
+        results = logprobs_and_entropy(policy, h, jnp.roll(batch.tokens, -1, axis=1), recipe)
         return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in results)
 
 
 def hidden(params: Any, model: decoder.ModelConfig, batch: Batch, recipe: Recipe) -> Float[Array, "B T D"]:
-    """Returns the last layer's normed output at every token of a packed batch."""
     B, T = batch.tokens.shape
-    attend = attention.packed(batch.segment_ids, recipe.heads, recipe.attention)
+    attend = attention.packed(batch.segment_ids, meshes.heads_sharding(recipe.mesh), recipe.attention)
     noise = None
     if batch.noise_scales is not None:
-        made = embedding_noise.noise(batch.noise_keys, batch.positions, batch.noise_scales, model.embed)
+        made = embedding.noise(batch.noise_keys, batch.positions, batch.noise_scales, model.embed)
         noise = made.reshape(B * T, model.embed)
     # Tokens are flattened to one axis. With [B, T] the weight gradients contract two axes, and XLA:CPU then transposes
     # a copy of every activation.
@@ -167,19 +150,15 @@ def hidden(params: Any, model: decoder.ModelConfig, batch: Batch, recipe: Recipe
         None,
         noise=noise,
         dtype=recipe.dtype,
-        remat=recipe.remat is not None,
-        policy=recipe.remat or "full",
-        scan=recipe.scan,
-        row_major=recipe.row_major,
-        paired=recipe.paired,
-        placed=recipe.placed,
+        loop=recipe.loop,
         rows=recipe.embed,
     )
-    return jax.lax.with_sharding_constraint(h.reshape(B, T, -1), recipe.rows)
+    return jax.lax.with_sharding_constraint(h.reshape(B, T, -1), meshes.batch_sharding(recipe.mesh))
 
 
-def laws(policy: Any, h: jax.Array, following: jax.Array, recipe: Recipe) -> tuple[jax.Array, jax.Array]:
-    """Returns log-probs of the following tokens, and entropies, [B, T] each."""
+def logprobs_and_entropy(
+    policy: Any, h: jax.Array, following: jax.Array, recipe: Recipe
+) -> tuple[jax.Array, jax.Array]:
     how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk)
     if recipe.split and split_head.serves(recipe.mesh):
         return split_head.chosen(policy, recipe.model, h, following, mesh=recipe.mesh, **how)
@@ -203,19 +182,19 @@ def score_norms(policy: Any, batch: Batch, recipe: Recipe) -> Float[Array, "B T"
     """
     policy = lora.whole(policy)
     h = hidden(policy, recipe.model, batch, recipe)
-    how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk, law=logprobs.score_norms)
+    how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk, statistics=logprobs.score_norms)
     (norms,) = logprobs.chosen(_head(policy, recipe.model), h, jnp.roll(batch.tokens, -1, axis=1), **how)
     return jnp.pad(norms[:, :-1], ((0, 0), (1, 0)))
 
 
-def compared(policy: Any, teacher: Any, batch: Batch, recipe: Recipe) -> divergence.Laws:
-    """Returns what `score` does, the divergence of the policy's law from the teacher's, and the reverse KL, at every token."""
+def compared(policy: Any, teacher: Any, batch: Batch, recipe: Recipe) -> divergence.TokenDivergence:
+    """Returns what `score` does, the divergence from the teacher and the reverse KL, at every token."""
     policy, their = lora.whole(policy), recipe.teacher
     assert their is not None
     pairs = (policy, recipe), (teacher, their)
     outputs = tuple(hidden(params, own.model, batch, own) for params, own in pairs)
     with jax.named_scope("divergence"):
-        results = divergence.laws(
+        results = divergence.of_hidden(
             tuple(_head(params, own.model) for params, own in pairs),
             outputs,
             jnp.roll(batch.tokens, -1, axis=1),
@@ -237,8 +216,8 @@ def _scored(policy: Any, teacher: Any, batch: Batch, recipe: Recipe) -> tuple[An
 
 def numerator(
     policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False, teacher: Any = None
-) -> tuple[Float[Array, ""], tuple]:
-    """Returns the undivided loss of a micro-batch, and (count, tokens, by_count, by_token, log-probs).
+) -> tuple[Float[Array, ""], tuple[Sums, Float[Array, "B T"]]]:
+    """Returns the undivided loss of a micro-batch, its sums without a gradient, and its log-probs.
 
     With `at_start`, a bool scalar, `policy` is the old policy itself: its log-probs replace batch.old_logprobs. `teacher`:
     the weights of recipe.teacher, where there is one.
@@ -280,17 +259,22 @@ def numerator(
             total = total + algorithm.kl_loss_coef * kl
         if algorithm.entropy_coef > 0:
             total = total - algorithm.entropy_coef * weighed(entropies)
-    counts = jnp.sum(batch.loss_counts, dtype=jnp.int32), jnp.sum(mask, dtype=jnp.int32)
-    return total, (*counts, by_count, by_token, logps)
+    return total, (counted(batch, by_count, by_token), logps)
+
+
+def counted(batch: Batch, by_count: dict[str, Any], by_token: dict[str, Any]) -> Sums:
+    """Returns the sums of a micro-batch without a gradient."""
+    count, tokens = (jnp.sum(x, dtype=jnp.int32) for x in (batch.loss_counts, batch.loss_mask))
+    return Sums(grads=None, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
 
 
 def _policy_loss(
     logps: jax.Array, old: jax.Array | None, gains: jax.Array, batch: Batch, algorithm: AlgorithmConfig
 ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """Returns the policy loss of every token, which tokens stay in the numerators, and indicators by metric name."""
-    mask = batch.loss_mask
-    per_token, indicators = losses.LOSSES[algorithm.loss_mode](logps, old, gains, mask, batch.segment_ids, algorithm)
-    kept = mask
+    kept = mask = batch.loss_mask
+    terms = losses.Terms(logps, old, gains, mask, batch.segment_ids, algorithm)
+    per_token, indicators = losses.LOSSES[algorithm.loss_mode](terms)
     if batch.held is not None:
         per_token = per_token + algorithm.ppo_kl_coef * batch.held * jnp.abs(log_ratio(logps, old))
     if algorithm.opsm_delta > 0:
@@ -299,7 +283,6 @@ def _policy_loss(
         indicators = {**indicators, "actor/opsm_masked": left.astype(per_token.dtype)}
     if batch.corrections is not None:
         per_token, kept = per_token * batch.corrections, mask & (batch.corrections > 0)
-
     if batch.prox_weights is not None and algorithm.rollout_is == "token":
         ratio = jnp.exp(log_ratio(old, batch.rollout_logprobs))
         weight = jnp.minimum(ratio, algorithm.rollout_is_threshold[0])
@@ -309,16 +292,15 @@ def _policy_loss(
 
 def empty(policy: Any, batch: Batch, recipe: Recipe, *teacher: Any) -> Sums:
     """Returns zeros of the shape that `accumulate` adds to. Arguments are arrays or ShapeDtypeStructs."""
-    grads, (*counted, _) = jax.eval_shape(lambda p, b, *t: _slope(p, b, recipe, False, *t), policy, batch, *teacher)
-    return zeros(grads, counted, recipe)
+    shapes, _ = jax.eval_shape(lambda p, b, *t: _slope(p, b, recipe, False, *t), policy, batch, *teacher)
+    return zeros(shapes, recipe)
 
 
-def zeros(grads: Any, counted: Sequence[Any], recipe: Recipe) -> Sums:
-    """Returns zeros from the shapes of a gradient, and of (count, tokens, by_count, by_token)."""
+def zeros(shapes: Sums, recipe: Recipe) -> Sums:
+    """Returns zeros of these shapes. Gradients have the dtype in which they are summed."""
     if recipe.sums != jnp.float32:
-        grads = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, recipe.sums), grads)
-    count, tokens, by_count, by_token = counted
-    shapes = Sums(grads=grads, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
+        grads = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, recipe.sums), shapes.grads)
+        shapes = replace(shapes, grads=grads)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
@@ -326,38 +308,33 @@ def accumulate(
     policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any, *teacher: Any
 ) -> tuple[Sums, Float[Array, "B T"]]:
     """Returns `sums` plus one micro-batch, and the log-probs of its tokens. `at_start`, `teacher`: as in `numerator`."""
-    grads, (count, tokens, by_count, by_token, logps) = _slope(policy, batch, recipe, at_start, *teacher)
-    added = Sums(grads=grads, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
+    added, logps = _slope(policy, batch, recipe, at_start, *teacher)
     return plus(sums, added), logps
 
 
 def plus(sums: Any, added: Any) -> Any:
-    """Returns the sum of two trees, in the dtypes of the first."""
     return jax.tree.map(lambda total, one: (total + one).astype(total.dtype), sums, added)
 
 
-def _slope(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False, *teacher: Any) -> tuple[Any, tuple]:
-    """Returns the gradient of `numerator` in the form of Sums.grads, and what else `numerator` returns."""
+def _slope(policy: Any, batch: Batch, recipe: Recipe, at_start: Any, *teacher: Any) -> tuple[Sums, Any]:
+    """Returns the sums of a micro-batch, and its log-probs."""
 
     def loss(weights: Any) -> tuple[Any, tuple]:
         return numerator(lora.with_trained(policy, weights), batch, recipe, at_start, *teacher)
 
-    grads, rest = jax.grad(loss, has_aux=True)(lora.trained(policy))
-    return in_sums(grads, recipe), rest
+    grads, (sums, logps) = jax.grad(loss, has_aux=True)(lora.trained(policy))
+    return replace(sums, grads=in_sums(grads, recipe)), logps
 
 
 def in_sums(grads: Any, recipe: Recipe) -> Any:
     """Returns a gradient by trained weights in the form of Sums.grads."""
-    return grads | {"layers": layer_loop.stacked(grads["layers"])} if recipe.scan else grads
+    return grads | {"layers": layer_loop.stacked(grads["layers"])} if recipe.loop.scan else grads
 
 
 def measure(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any) -> tuple[Sums, Float[Array, "B T"]]:
     """Does the same as `accumulate` for a micro-batch whose gradient is 0: a forward pass alone."""
-    _, (count, tokens, by_count, by_token, logps) = numerator(policy, batch, recipe, at_start)
-    added = dict(count=count, tokens=tokens, by_count=by_count, by_token=by_token)
-    return replace(
-        sums, **{name: jax.tree.map(jnp.add, getattr(sums, name), more) for name, more in added.items()}
-    ), logps
+    _, (added, logps) = numerator(policy, batch, recipe, at_start)
+    return replace(plus(replace(sums, grads=None), added), grads=sums.grads), logps
 
 
 def divided(sums: Sums, recipe: Recipe) -> Any:
@@ -377,7 +354,7 @@ def by_layer(grads: Any, recipe: Recipe) -> Any:
     A barrier keeps each layer's slices apart from what uses them. Else XLA fuses several layers into one kernel. A
     TPU's compiler then needs more than twice the seconds for the optimizer step.
     """
-    if not recipe.scan:
+    if not recipe.loop.scan:
         return grads
     layers = layer_loop.unstacked(grads["layers"])
     return grads | {"layers": {name: jax.lax.optimization_barrier(layer) for name, layer in layers.items()}}
@@ -430,7 +407,6 @@ def stepped(
 
 
 def means(sums: Sums) -> dict[str, jax.Array]:
-    """Returns the sums' metrics, each divided by its count."""
     out = {name: value / jnp.maximum(sums.count, 1).astype(value.dtype) for name, value in sums.by_count.items()}
     return out | {
         name: value / jnp.maximum(sums.tokens, 1).astype(value.dtype) for name, value in sums.by_token.items()

@@ -15,9 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from jaxrl_post.models import decoder
+from jaxrl_post.models import decoder, layer_loop
 from jaxrl_post.parallel import mesh as meshes
 
 TILE = 64  # rows: XLA:CPU computes a row of a product alike at every place where counts are multiples of it
@@ -34,9 +35,7 @@ class RewardScorer:
       dtype: of weights and activations. Rewards are float32.
     """
 
-    def __init__(
-        self, model: decoder.ModelConfig, load: Callable[..., Any], mesh: jax.sharding.Mesh, *, longest: int, dtype: Any
-    ):
+    def __init__(self, model: decoder.ModelConfig, load: Callable[..., Any], mesh: Mesh, *, longest: int, dtype: Any):
         self._mesh, self._longest, self._vocab = mesh, longest, model.used_vocab or model.vocab_size
         self._tokens = tiled(longest)
         program, shapes = scoring(model, mesh, self._tokens, dtype)
@@ -62,11 +61,10 @@ class RewardScorer:
 
 
 def tiled(tokens: int) -> int:
-    """Returns the rows of the window of a text of so many tokens."""
     return -(-tokens // TILE) * TILE
 
 
-def scoring(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, tokens: int, dtype: Any) -> tuple[Any, tuple]:
+def scoring(model: decoder.ModelConfig, mesh: Mesh, tokens: int, dtype: Any) -> tuple[Any, tuple]:
     """Returns the program, not compiled, and the shapes of its arguments. `tokens`: of the longest text, in whole tiles."""
     one = meshes.replicated(mesh)
     homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
@@ -74,11 +72,11 @@ def scoring(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, tokens: int, dt
         lambda x, home: jax.ShapeDtypeStruct(x.shape, dtype, sharding=home), decoder.abstract(model), homes
     )
     rows, texts = (jax.ShapeDtypeStruct((n,), np.int32, sharding=one) for n in (_WINDOWS * tokens, _TEXTS))
-    scan = mesh.devices.flat[0].platform != "cpu"
+    loop = layer_loop.LayerLoop(scan=mesh.devices.flat[0].platform != "cpu")
 
     def run(params: Any, ids: Array, positions: Array, owners: Array, starts: Array, ends: Array) -> Array:
         attend = _by_text(positions, owners, starts, tokens)
-        h, _ = decoder.hidden(params, model, ids, positions, attend, None, dtype=dtype, scan=scan)
+        h, _ = decoder.hidden(params, model, ids, positions, attend, None, dtype=dtype, loop=loop)
         return decoder.rewards(params, h[ends]).astype(jnp.float32)
 
     return jax.jit(run, out_shardings=one), (params, rows, rows, rows, texts, texts)

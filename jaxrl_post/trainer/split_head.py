@@ -17,13 +17,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
 
-def serves(mesh: jax.sharding.Mesh) -> bool:
+def serves(mesh: Mesh) -> bool:
     """Returns whether `mesh` has more than one part for the head. Otherwise there is nothing to split."""
     return meshes.vocab_shards(mesh) > 1
 
@@ -38,7 +39,7 @@ class _Head:
     - exchange: how the chips along fsdp exchange parts of the matrix, `_at_once` or `_by_parts`
     """
 
-    mesh: jax.sharding.Mesh
+    mesh: Mesh
     axis: int
     vocab: int
     used: int
@@ -52,15 +53,10 @@ class _Head:
     def wide(self) -> Any:
         return jnp.promote_types(self.dtype, jnp.float32)
 
-    @property
-    def rows_sharding(self) -> jax.sharding.Sharding:
-        return meshes.batch_sharding(self.mesh)
-
     def on_shards(self, run: Callable, given: str, made: str) -> Callable:
         return meshes.by_vocab_shards(self.mesh, functools.partial(run, self), self.axis, given, made)
 
     def ids(self, matrix: Array) -> Array:
-        """Returns the ids of this chip's part."""
         size = matrix.shape[self.axis]
         return jax.lax.axis_index(meshes.VOCAB_SHARDS) * size + jnp.arange(size)
 
@@ -85,7 +81,7 @@ def chosen(
     *,
     temperature: float,
     chunk: int,
-    mesh: jax.sharding.Mesh,
+    mesh: Mesh,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Returns the log-prob of targets[b, t] given hidden[b, t], and the entropy, as algorithms.logprobs.chosen does.
 
@@ -141,8 +137,7 @@ def _laws_of_shard(head: _Head, hidden: Array, matrix: Array, targets: Array) ->
 
     The fourth result is the matrix for this chip's part of the vocabulary.
 
-    Args:
-      matrix: what this chip holds of the learner's weights: a part of D, for the vocabulary of all chips along fsdp.
+    `matrix`: what this chip holds of the learner's weights: a part of D, for the vocabulary of all chips along fsdp.
     """
     matrix = head.exchange(matrix, head.axis)
     ids, targets = head.ids(matrix), _gathered(targets)
@@ -182,8 +177,8 @@ def _slopes_of_shard(
         rows = rows.reshape(-1, shape[-1])
         scores, slope = head.scores(rows, matrix, ids)
         logs = scores - total
-        law = jnp.exp(logs)
-        by_score = by_logp * ((ids == goals) - law) - by_entropy * law * (logs + entropy)
+        probs = jnp.exp(logs)
+        by_score = by_logp * ((ids == goals) - probs) - by_entropy * probs * (logs + entropy)
         by_logit = (by_score * slope).astype(head.dtype)
         of_rows = jnp.einsum(forms[0], by_logit, matrix, preferred_element_type=head.wide).reshape(shape)
         of_rows = jax.lax.psum_scatter(of_rows, meshes.FSDP, scatter_dimension=0, tiled=True)
@@ -225,7 +220,6 @@ def _by_parts(matrix: Array, cut: int) -> Array:
 
 
 def _gathered(x: Array) -> Array:
-    """Returns the rows of all chips along fsdp."""
     return jax.lax.all_gather(x, meshes.FSDP, tiled=True)
 
 

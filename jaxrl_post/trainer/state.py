@@ -1,11 +1,10 @@
-"""The learner's state, and helpers for trees of weights: shapes, and copies that the learner owns.
+"""The learner's state and how it begins, and functions of trees of weights: shapes, and copies that the learner owns.
 
 The state is the only tree that changes over time.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxrl_post.models import lora
 from jaxrl_post.parallel import mesh as meshes
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["params", "opt_state", "step"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
     """The weights, the optimizer's state, and the step.
@@ -41,12 +41,10 @@ def abstract(tree: Any) -> Any:
 
 
 def struct(x: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
-    """Returns the shape of one leaf with the given sharding."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
 def is_abstract(tree: Any) -> bool:
-    """Returns whether every leaf is a ShapeDtypeStruct."""
     return all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
 
 
@@ -55,10 +53,8 @@ def frozen(tree: Any, shardings: Any) -> Any:
 
     A function of shardings is called instead. ShapeDtypeStructs stay shapes.
     """
-    if callable(tree):
-        return tree(shardings)
-    if is_abstract(tree):
-        return jax.tree.map(struct, tree, shardings)
+    if callable(tree) or is_abstract(tree):
+        return tree(shardings) if callable(tree) else jax.tree.map(struct, tree, shardings)
 
     def placed(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
         there = isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
@@ -74,18 +70,16 @@ def owned(tree: Any, shardings: Any) -> Any:
     instead. ShapeDtypeStructs stay shapes.
     """
 
+    if callable(tree) or is_abstract(tree):
+        return tree(shardings) if callable(tree) else jax.tree.map(struct, tree, shardings)
+
+    def wide(leaf):
+        return jnp.array(leaf, jnp.promote_types(leaf.dtype, jnp.float32), copy=True)
+
     def host(leaf, sharding):
         return meshes.put(np.array(leaf, np.promote_types(leaf.dtype, np.float32)), sharding)
 
-    if callable(tree):
-        return tree(shardings)
-    if is_abstract(tree):
-        return jax.tree.map(struct, tree, shardings)
     if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree)):
-
-        def wide(leaf):
-            return jnp.array(leaf, jnp.promote_types(leaf.dtype, jnp.float32), copy=True)
-
         return jax.jit(lambda t: jax.tree.map(wide, t), out_shardings=shardings)(tree)
     return jax.tree.map(host, tree, shardings)
 
@@ -102,3 +96,24 @@ def moments(transform: optax.GradientTransformation, weights: Any, shardings: An
     if is_abstract(weights):
         return jax.tree.map(struct, shapes, homes)
     return jax.jit(transform.init, out_shardings=homes)(weights)
+
+
+def first_state(
+    weights: Any, base: Any, shardings: Any, transform: optax.GradientTransformation, mesh: jax.sharding.Mesh
+) -> TrainState:
+    """Returns the state before the first step. Of shapes it returns shapes.
+
+    Args:
+      weights: that are trained.
+      base: frozen weights beside them, of which the state keeps a digest; empty where there are none.
+      shardings: of `weights`.
+    """
+    one = meshes.replicated(mesh)
+    state = moments(transform, weights, shardings, one)
+    if is_abstract(weights):
+        which = {"base": jax.ShapeDtypeStruct((2,), np.uint32, sharding=one)} if base else {}
+        step = jax.ShapeDtypeStruct((), np.int32, sharding=one)
+    else:
+        which = {"base": jax.jit(lora.digest, out_shardings=one)(base)} if base else {}
+        step = meshes.put(np.int32(0), one)
+    return TrainState(params={"policy": weights} | which, opt_state=state, step=step)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from jaxrl_post.models import decoder
@@ -25,14 +26,12 @@ _SCORE = "teacher score"
 
 
 class NoTeacher:
-    """Stands for the teacher in runs that have none."""
+    """Stands for the teacher in runs that have none: it has no program, and changes no recipe."""
 
     def joined(self, recipe: programs.Recipe) -> tuple[programs.Recipe, tuple]:
-        """Returns the recipe and nothing."""
         return recipe, ()
 
     def jitted(self, mesh: Any, shapes: Any, recipe: Any) -> compiled_programs.Jitted:
-        """Returns no program."""
         return {}
 
     def logprobs(self, compiled: Any) -> Any:
@@ -43,9 +42,7 @@ class NoTeacher:
 class Teacher:
     """Holds the teacher's weights."""
 
-    def __init__(
-        self, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh, attention: Callable | None = None
-    ):
+    def __init__(self, model: decoder.ModelConfig, params: Any, mesh: Mesh, attention: Callable | None = None):
         """Places the weights.
 
         Args:
@@ -66,13 +63,10 @@ class Teacher:
             return recipe, ()
         return dataclasses.replace(recipe, teacher=self._own(recipe)), (self._weights,)
 
-    def jitted(
-        self, mesh: jax.sharding.Mesh, shapes: compiled_programs.Shapes, recipe: programs.Recipe
-    ) -> compiled_programs.Jitted:
+    def jitted(self, mesh: Mesh, shapes: compiled_programs.Shapes, recipe: programs.Recipe) -> compiled_programs.Jitted:
         """Returns its program by name, with the shapes of its arguments, where the advantage needs log-probs.
 
-        Args:
-          recipe: the policy's.
+        `recipe`: the policy's.
         """
         if not recipe.algorithm.teacher_coef:
             return {}

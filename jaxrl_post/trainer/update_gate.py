@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxrl_post.algorithms import mismatch
+from jaxrl_post.algorithms import correction
 
 
 class Gate:
@@ -30,10 +30,9 @@ class Gate:
 
     @property
     def watches(self) -> bool:
-        """Returns whether any bound is set."""
         return self._min_ess > 0 or self._max_kl > 0
 
-    def lets(self, pairs: Sequence[mismatch.Pair], versions: Sequence[np.ndarray], step: int) -> bool:
+    def lets(self, pairs: Sequence[correction.Pair], versions: Sequence[np.ndarray], step: int) -> bool:
         """Returns whether the batch may change the weights. If so, they are new from version step + 1 on.
 
         Args:
@@ -44,15 +43,14 @@ class Gate:
         if not self.watches:
             return True
         fresh = all(mine.min() >= self._moved for mine in versions if mine.size)
-        far = bool(pairs) and self._far(pairs)
+        far = False
+        if pairs:
+            found = correction.mismatch(pairs)
+            far = found["rollout_corr/ess"] < self._min_ess or 0 < self._max_kl < found["rollout_corr/k3_kl"]
         self._closed = not fresh and (self._closed or far)
         if not self._closed:
             self._moved = step + 1
         return not self._closed
-
-    def _far(self, pairs: Sequence[mismatch.Pair]) -> bool:
-        found = mismatch.mismatch(pairs)
-        return found["rollout_corr/ess"] < self._min_ess or 0 < self._max_kl < found["rollout_corr/k3_kl"]
 
     def state_dict(self) -> dict:
         return {"closed": self._closed, "moved": self._moved}

@@ -11,33 +11,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from jaxrl_post.models.decoder import ModelConfig
+from jaxrl_post.parallel import exchange
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.parallel import relay
+from jaxrl_post.ring.types import Group
 from jaxrl_post.trainer.learner import Learner
 from jaxrl_post.trainer.state import TrainState, abstract
-from jaxrl_post.types import Group
 
 
-def learner(relays: relay.Relays, model: ModelConfig, params: Any, mesh: jax.sharding.Mesh, **more: Any) -> Learner:
-    """Returns the learner of this process.
-
-    Args:
-      model, params, mesh, more: as in Learner.
-    """
+def learner(relays: exchange.Relays, model: ModelConfig, params: Any, mesh: Mesh, **more: Any) -> Learner:
+    """Returns the learner of this process. `model`, `params`, `mesh`, `more`: as in Learner."""
     metrics = relays.open("metrics", min(meshes.processes(mesh)))
     kind = TellingLearner if meshes.is_here(mesh) else DistantLearner
     return kind(metrics, model, params, mesh, **more)
 
 
 class Row(Mapping[str, float]):
-    """Metrics of a step, of which the teller's are told to all processes when they are first read.
+    """Metrics of a step, of which the sender's reach all processes when they are first read.
 
     `read`: returns them in a process that has them on a device, None elsewhere.
     """
 
-    def __init__(self, metrics: relay.Relay, read: Callable[[], Mapping[str, float]] | None):
+    def __init__(self, metrics: exchange.Relay, read: Callable[[], Mapping[str, float]] | None):
         self._metrics, self._read = metrics, read
         self._found: dict[str, float] | None = None
 
@@ -45,7 +42,7 @@ class Row(Mapping[str, float]):
     def _values(self) -> dict[str, float]:
         if self._found is None:
             own = json.dumps(dict(self._read())).encode() if self._read else b""
-            self._found = json.loads(self._metrics.share(own))
+            self._found = json.loads(self._metrics.broadcast(own))
         return self._found
 
     def __getitem__(self, name: str) -> float:
@@ -61,7 +58,7 @@ class Row(Mapping[str, float]):
 class TellingLearner(Learner):
     """A learner in a process that has some of its devices."""
 
-    def __init__(self, metrics: relay.Relay, *given: Any, **more: Any):
+    def __init__(self, metrics: exchange.Relay, *given: Any, **more: Any):
         super().__init__(*given, **more)
         self._metrics = metrics
 
@@ -76,10 +73,10 @@ class DistantLearner(Learner):
 
     def __init__(
         self,
-        metrics: relay.Relay,
+        metrics: exchange.Relay,
         model: ModelConfig,
         params: Any,
-        mesh: jax.sharding.Mesh,
+        mesh: Mesh,
         *,
         reference: Any = None,
         **more: Any,

@@ -17,15 +17,21 @@ from __future__ import annotations
 import statistics
 import time
 
+import jax
+import numpy as np
+
+from jaxrl_post import config as configs
+from jaxrl_post.engine.row_engine import RowEngine
+from jaxrl_post.launch.parts import build, inputs
+from jaxrl_post.models import decoder
+from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.ring.history import Past
+from jaxrl_post.ring.types import Finish, Group, Prompt, Request, Rollout, RolloutId, Sampling
+
 TURNS = 5
 
 
 def bench(record) -> None:
-    from jaxrl_post import config as configs
-    from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
-    from jaxrl_post.launch import build, inputs
-    from jaxrl_post.models import decoder
-    from jaxrl_post.parallel import mesh as meshes
 
     path, overrides = _arguments(record.args)
     config = configs.resolve(configs.load(path), overrides)
@@ -37,7 +43,7 @@ def bench(record) -> None:
         start.model,
         params,
         mesh,
-        EngineSettings(**build.engine_sizes(config, layout), refill_slots=c.refill_slots),
+        build.engine_sizes(config, layout),
         drafting=build.drafting(config, start.model, _Answered(config, start.model.vocab_size), layout),
     )
     steps, drafting, opening = measure(engine, _requests(engine), TURNS)
@@ -77,8 +83,6 @@ def measure(engine, requests: list, turns: int) -> tuple[dict[int, float], float
 
 def trained(learner, groups: list, turns: int) -> float:
     """Returns seconds of a token, prompts included, in an optimizer step on these groups: the median over turns."""
-    import jax
-
     tokens = sum(len(rollout) + group.prompt.tokens.size for group in groups for rollout in group.rollouts)
     seconds = []
     for _ in range(1 + turns):
@@ -93,10 +97,6 @@ def trained(learner, groups: list, turns: int) -> float:
 
 def _groups(config, start) -> list:
     """Returns a batch of the run's own prompts with rollouts of random tokens."""
-    import numpy as np
-
-    from jaxrl_post.types import Finish, Group, Rollout, RolloutId
-
     noise, size, most = np.random.default_rng(0), config.scheduler.group_size, config.sampling.max_tokens
 
     def answer(prompt, sample: int, count: int) -> Rollout:
@@ -167,7 +167,6 @@ def _begin(engine, requests: list, size: int, drafts: bool) -> None:
 
 
 def _timed(engine) -> tuple[float, float]:
-    """Returns the seconds of one dispatch, and its steps."""
     begun = time.perf_counter()
     engine.step()
     return time.perf_counter() - begun, engine.metrics()["rows/steps"]
@@ -191,10 +190,6 @@ class _Answered:
         return self._known[prompt_id]
 
     def _past(self, prompt_id: str) -> tuple:
-        import numpy as np
-
-        from jaxrl_post.history import Past
-
         config, noise = self._config, np.random.default_rng(int(prompt_id))
         answers = config.scheduler.group_size
         offsets = np.arange(answers + 1) * (config.engine.max_length // 2)
@@ -204,7 +199,7 @@ class _Answered:
             Past(
                 epoch=epoch,
                 tokens=text,
-                favourites=text,
+                argmax_tokens=text,
                 offsets=offsets,
                 rewards=none.astype(np.float32),
                 scored=none == 0,
@@ -224,10 +219,6 @@ def _arguments(args: list[str]) -> tuple[str, list[str]]:
 
 def _requests(engine) -> list:
     """Returns twice as many prompts as slots, each with half of the positions. All rollouts are as long as fits."""
-    import numpy as np
-
-    from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
-
     sizes, noise, out = engine.sizes, np.random.default_rng(0), []
     half = sizes.max_length // 2
     for index in range(2 * sizes.slots * sizes.replicas):

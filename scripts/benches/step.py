@@ -136,18 +136,20 @@ def learner(rows: int, tokens: int):
     from jaxrl_post import config
     from jaxrl_post.models import decoder
     from jaxrl_post.parallel import mesh
-    from jaxrl_post.trainer.learner import Learner
+    from jaxrl_post.trainer.learner import Learner, LearnerSettings
 
     made = Learner(
         shape(),
         decoder.init(shape(), 0),
         mesh.make_mesh(),
-        algorithm=config.AlgorithmConfig(),
-        optimizer=config.OptimizerConfig(),
-        batch=config.BatchConfig(rows=rows, tokens=tokens, head_chunk=rows * tokens),
-        temperature=1.0,
-        steps=1000,
-        max_tokens=ANSWER,
+        LearnerSettings(
+            algorithm=config.AlgorithmConfig(),
+            optimizer=config.OptimizerConfig(),
+            batch=config.BatchConfig(rows=rows, tokens=tokens, head_chunk=rows * tokens),
+            temperature=1.0,
+            steps=1000,
+            max_tokens=ANSWER,
+        ),
     )
     made.compile()
     return made
@@ -204,7 +206,7 @@ def requests(turn: int, limits: list[int]) -> list:
     """Returns what a scheduler would submit: new prompts each turn, the rollouts of one side by side."""
     import numpy as np
 
-    from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+    from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
 
     noise, out = np.random.default_rng(turn), []
     for index in range(PROMPTS):
@@ -223,7 +225,7 @@ def scored(rollouts: list):
     """Returns their group. A rollout is worth its count of even tokens less that of odd ones."""
     import numpy as np
 
-    from jaxrl_post.types import Group
+    from jaxrl_post.ring.types import Group
 
     rewards = [float(len(r) - 2 * np.sum(r.tokens % 2)) for r in rollouts]
     return Group(prompt=rollouts[0].prompt, rollouts=tuple(rollouts), rewards=rewards, scored=[True] * len(rollouts))

@@ -91,7 +91,8 @@ def compiled(model: str, where: str, given: tuple[str, ...], commits: bool = Fal
       commits: the optimizer's step is compiled too. It needs less beside the moments than a gradient does.
     """
     from jaxrl_post.config import default, resolve
-    from jaxrl_post.launch import build, chips, device_less
+    from jaxrl_post.launch.parts import build
+    from jaxrl_post.launch.plan import chips, device_less
     from jaxrl_post.models import decoder
     from jaxrl_post.models.presets import PRESETS
 

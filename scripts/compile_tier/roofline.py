@@ -165,7 +165,7 @@ def _layouts(target: str) -> tuple[list, list]:
     import jax
     import jax.numpy as jnp
 
-    from jaxrl_post.launch import chips, device_less
+    from jaxrl_post.launch.plan import chips, device_less
     from jaxrl_post.models import decoder
     from jaxrl_post.models.presets import PRESETS
     from jaxrl_post.parallel import mesh as meshes
@@ -220,7 +220,7 @@ def _check(found, loops: int) -> None:
 if __name__ == "__main__":
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # a cache would answer for the compiler
     os.environ |= {"JAX_PLATFORMS": "cpu"}
-    from jaxrl_post.launch import device_less
+    from jaxrl_post.launch.plan import device_less
 
     device_less.take_none()
     part, target = sys.argv[1:]

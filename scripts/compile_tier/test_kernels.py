@@ -19,7 +19,7 @@ import pytest
 from targets import TARGETS, memory
 
 from jaxrl_post.kernels import attention, flash_gpu, thresholds, verify
-from jaxrl_post.launch import chips, device_less
+from jaxrl_post.launch.plan import chips, device_less
 from jaxrl_post.parallel import mesh as meshes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

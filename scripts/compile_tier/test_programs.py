@@ -16,8 +16,8 @@ import pytest
 import roofline
 from targets import TARGETS, memory, shard_bytes
 
-from jaxrl_post.engine import row_program
 from jaxrl_post.engine.compiled import Programs
+from jaxrl_post.engine.host.wire import EngineSettings
 from jaxrl_post.models import decoder
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
@@ -44,8 +44,8 @@ def compile_seconds():
 def programs_of(model, mesh, row_sizes: tuple[int, ...], prompt_rows: int = 0, **other: int) -> tuple[Programs, Any]:
     """Returns the compiled programs of an engine, and its weights. `other`: sizes that differ from those above."""
     given = dict(slots=SLOTS, max_length=LENGTH, page_size=PAGE, pages=PAGES, head_rows=HEADS, steps_per_dispatch=STEPS)
-    sizes = row_program.Sizes.of(meshes.replicas(mesh), prompt_rows=prompt_rows, **(given | other))
-    programs = Programs(model, mesh, sizes, row_sizes, jnp.bfloat16)
+    given |= dict(replicas=meshes.replicas(mesh), row_sizes=row_sizes, prompt_rows=prompt_rows, dtype=jnp.bfloat16)
+    programs = Programs(model, mesh, EngineSettings(**(given | other)))
     homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
     weights = jax.tree.map(
         lambda x, home: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=home), decoder.abstract(model), homes

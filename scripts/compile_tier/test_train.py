@@ -1,6 +1,6 @@
 """The train step of a run at full depth: seconds of the compiler, memory, and what crosses chips, against bounds.
 
-The learner is built as a run builds it (launch/build.py), with the kernels that the target runs. Seconds are CPU seconds
+The learner is built as a run builds it (launch/parts/build.py), with the kernels that the target runs. Seconds are CPU seconds
 of this process, and scripts/shows/compile.py judges them. Bytes and FLOPs are counted in the compiled text
 (scripts/traffic.py), loops by their turns, kernels by formulas (scripts/kernel_costs.py).
 """
@@ -24,7 +24,8 @@ import traffic
 
 from jaxrl_post.config import default, resolve
 from jaxrl_post.kernels import choice
-from jaxrl_post.launch import build, chips, device_less
+from jaxrl_post.launch.parts import build
+from jaxrl_post.launch.plan import chips, device_less
 from jaxrl_post.models import decoder
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes

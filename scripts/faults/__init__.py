@@ -1,1 +1,1 @@
-"""Faults that the tests must catch: one module per part of the house, each with FAULTS."""
+"""Faults that the tests must catch: one list for each part of the house, and how a fault is planted."""

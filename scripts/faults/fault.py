@@ -7,18 +7,21 @@ quote style and trailing commas do not count, so a reformatted or moved function
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import io
 import re
 import token
 import tokenize
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 _SILENT = {token.NEWLINE, token.INDENT, token.DEDENT, token.ENDMARKER, tokenize.NL, tokenize.COMMENT, tokenize.ENCODING}
 _CLOSING = (")", "]", "}")
+_HEAD = re.compile(r"(?P<name>\w+)(?: in (?P<where>[\w.]+))?: (?P<why>.+?)(?: \[(?P<tests>test_.+)\])?")
+_PAIR = re.compile(r"  (?P<before>.+?) =>(?: (?P<after>.+))?")
+_PART = re.compile(r"  (?P<sign>[-+])(?: (?P<text>.*))?")
 
 
 class Mismatch(Exception):
@@ -42,10 +45,10 @@ class Fault:
     id: str
     file: str
     where: str
-    before: str
-    after: str
     why: str
-    tests: tuple[str, ...]
+    before: str = ""
+    after: str = ""
+    tests: tuple[str, ...] = ()
 
     @property
     def room(self) -> str:
@@ -54,20 +57,39 @@ class Fault:
         return first if first == "kernels" else Path(others[0]).stem
 
 
-def in_file(file: str, *rows: Sequence[str]) -> tuple[Fault, ...]:
-    """The faults of one file. A row: name, where, before, after, why, and one or more tests."""
-    return tuple(
-        Fault(
-            id=f"{Path(file).stem}.{name}",
-            file=file,
-            where=where,
-            before=before,
-            after=after,
-            why=why,
-            tests=tuple(tests),
-        )
-        for name, where, before, after, why, *tests in rows
-    )
+def read(path: Path) -> list[Fault]:
+    """The faults of a list. Below the line `= FILE` of a file in the checkout come its faults, each as
+
+        NAME in WHERE: WHY [TEST]
+          BEFORE => AFTER
+
+    `in WHERE` may be left out, and the tests where they are those of the fault above it in the file. Several tests may stand
+    in the brackets, with spaces between them. A BEFORE or AFTER that is long or has several lines stands below the head as
+
+          - BEFORE
+          + AFTER
+
+    Raises:
+      ValueError: a line is none of these.
+    """
+    faults: list[Fault] = []
+    file, tests = "", ()
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.startswith("= "):
+            file, tests = line.removeprefix("= "), ()
+        elif head := _HEAD.fullmatch(line):
+            tests = tuple((head["tests"] or "").split()) or tests
+            id = f"{Path(file).stem}.{head['name']}"
+            faults.append(Fault(id=id, file=file, where=head["where"] or "", why=head["why"], tests=tests))
+        elif faults and (part := _PART.fullmatch(line)):
+            name = {"-": "before", "+": "after"}[part["sign"]]
+            lines, text = getattr(faults[-1], name), part["text"] or ""
+            faults[-1] = dataclasses.replace(faults[-1], **{name: f"{lines}\n{text}" if lines else text})
+        elif faults and (pair := _PAIR.fullmatch(line)):
+            faults[-1] = dataclasses.replace(faults[-1], before=pair["before"], after=pair["after"] or "")
+        elif line and number > 1:  # the first line says what the list is of
+            raise ValueError(f"{path}, line {number}: is no part of a fault: {line!r}")
+    return faults
 
 
 class Token(NamedTuple):

@@ -1,5 +1,11 @@
-"""Malformed inputs for every reader of the project: one module for each kind of input.
+"""Malformed inputs for every reader of the project, by kind.
 
-A module has a class `Cases(folder)` with a method `case(index, random)`. It writes a malformed input below `folder` and
-returns what it is and an action that reads it. The same kind, seed and index give the same case.
+A function of KINDS gets a folder and returns a `Kind`, whose cases write a malformed input there and read it. The same kind, seed
+and index give the same case.
 """
+
+from __future__ import annotations
+
+from fuzz import commands, data, models
+
+KINDS = {**commands.KINDS, **data.KINDS, **models.KINDS}

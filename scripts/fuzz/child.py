@@ -8,7 +8,6 @@ A case may take 10 s, and 1 GiB of address space above what the process has afte
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import random
@@ -21,30 +20,17 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-SECONDS = 10.0
 BYTES = 1 << 30
-_LONGEST = 1200  # characters of a sentence
 
 
 class Hang(BaseException):
-    """A case took more than SECONDS."""
-
-
-class Outcome:
-    """How an action ended: a context that keeps any error, because any error is what is looked for."""
-
-    error: BaseException | None = None
-
-    def __enter__(self) -> Outcome:
-        return self
-
-    def __exit__(self, kind, error, trace) -> bool:
-        self.error = error
-        return error is not None and not isinstance(error, KeyboardInterrupt)
+    """A case took longer than it may."""
 
 
 def tried(action: Callable[[], object], own: Callable[[BaseException], bool], seconds: float) -> tuple[str, str]:
     """Runs an action and returns its outcome and what was said."""
+    from fuzz.kind import Outcome
+
     signal.setitimer(signal.ITIMER_REAL, seconds)
     with Outcome() as outcome:
         action()
@@ -64,12 +50,6 @@ def tried(action: Callable[[], object], own: Callable[[BaseException], bool], se
     )
 
 
-def sentence(error: BaseException, name: str) -> bool:
-    """Whether an error is one sentence of this project that says where: the file's or the option's name."""
-    text = str(error)
-    return type(error) is ValueError and 0 < len(text) < _LONGEST and "\n" not in text.strip() and name in text
-
-
 def memory() -> tuple[int, int]:
     """Returns the address space of this process and the most that it has held, in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -77,13 +57,15 @@ def memory() -> tuple[int, int]:
 
 
 def main(kind: str, seed: int, first: int, count: int) -> None:
+    from fuzz import KINDS
+
     say = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     with tempfile.TemporaryDirectory(prefix="fuzz") as folder:
-        cases = importlib.import_module(f"fuzz.{kind}").Cases(Path(folder))
-        cases.valid()
+        inputs = KINDS[kind](Path(folder))
+        inputs.valid()
         space, held = memory()
-        if getattr(cases, "bounded", True):
+        if inputs.bounded:
             resource.setrlimit(resource.RLIMIT_AS, (space + BYTES, space + BYTES))
 
         def late(number, frame):
@@ -91,10 +73,10 @@ def main(kind: str, seed: int, first: int, count: int) -> None:
 
         signal.signal(signal.SIGALRM, late)
         for index in range(first, first + count):
-            what, action = cases.case(index, random.Random(f"{kind}/{seed}/{index}"))
+            what, action = inputs.case(index, random.Random(f"{kind}/{seed}/{index}"))
             say.write(json.dumps({"index": index, "what": what}) + "\n")
             began = time.monotonic()
-            outcome, said = tried(action, cases.own, getattr(cases, "seconds", SECONDS))
+            outcome, said = tried(action, inputs.refuses, inputs.seconds)
             now = memory()[1]
             row = {"index": index, "what": what, "outcome": outcome, "said": said}
             say.write(json.dumps(row | {"seconds": time.monotonic() - began, "grown": now - held}) + "\n")

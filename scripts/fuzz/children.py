@@ -35,7 +35,6 @@ class Tally:
     grown: int = 0
 
     def add(self, row: dict) -> None:
-        """Counts one case."""
         self.counts[row["outcome"]] += 1
         self.seconds, self.grown = max(self.seconds, row["seconds"]), max(self.grown, row["grown"])
         if row["outcome"] in BAD:

@@ -17,7 +17,7 @@ from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
 from jaxrl_post.models import decoder
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh
-from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
 
 PAGE = 64
 BATCHES, CONTEXTS = (16, 64, 256), (1024, 4096)
@@ -26,12 +26,10 @@ SPARE = 4 << 30  # bytes of logits, activations and compiled programs
 
 
 def of_1_5b(part: Part) -> None:
-    """Decodes with Qwen2.5-1.5B."""
     decode(part, "qwen2_5_1_5b", PRESETS["qwen2_5_1_5b"])
 
 
 def of_7b(part: Part) -> None:
-    """Decodes with Qwen2.5-7B."""
     decode(part, "qwen2_5_7b", PRESETS["qwen2_5_7b"])
 
 

@@ -20,8 +20,6 @@ from jaxrl_post.kernels import flash_gpu
 
 
 def cudnn(part: Part, implementation: str = "cudnn", **sizes) -> None:
-    """Tries cuDNN through jax."""
-
     def form(q, k, v, ids, *, scale, window, soft_cap):
         return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=True, implementation=implementation)
 

@@ -34,7 +34,6 @@ class Part(Record):
         self.write()
 
     def figure(self, key: str, value: Any, **bounds: Any) -> Any:
-        """Writes a figure with its bounds; see Record."""
         value = super().figure(key, value, **bounds)
         self.write()
         return value
@@ -58,6 +57,5 @@ class Part(Record):
         return 1e9 * self.told["device.copy_gb_per_s"]
 
     def write(self) -> None:
-        """Writes what there is."""
         if self._file:
             write_json(self._file, {"figures": self.figures, "bounds": self.bounds, "not_reached": self.not_reached})

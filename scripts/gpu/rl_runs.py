@@ -21,7 +21,7 @@ from typing import Any
 
 from gpu.part import Part
 
-from jaxrl_post.telemetry import metrics, rollout_log
+from jaxrl_post.runs import metric_rows, rollout_log
 
 PRESET = "qwen2_5_0_5b"
 HERE = Path(__file__).resolve().parent
@@ -94,7 +94,7 @@ def path(part: Part) -> dict[str, str]:
 
 def left_by(place: Path) -> dict[str, Any]:
     """Returns rewards and rates of a run's folder, and hashes of its policy and its rollouts."""
-    rows = [row for row in metrics.read(place / "metrics.jsonl") if "training/global_step" in row]
+    rows = [row for row in metric_rows.read(place / "metrics.jsonl") if "training/global_step" in row]
     seconds, rewards = [row.get("timing_s/step", 0.0) for row in rows], [row["critic/score/mean"] for row in rows]
     seconds[0] = statistics.mean(seconds[1:])
     files = sorted((place / "rollouts").glob("step_*.npz"))

@@ -22,12 +22,12 @@ from gpu import timing, weights
 from gpu.part import Part
 
 from jaxrl_post.config import default, resolve
-from jaxrl_post.launch import build
+from jaxrl_post.launch.parts import build
 from jaxrl_post.models import decoder
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
 from jaxrl_post.trainer.learner import Learner
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
 PRESET = "qwen2_5_1_5b"
 ROWS = {4096: 4, 8192: 2}  # tokens of a row -> rows of a micro-batch

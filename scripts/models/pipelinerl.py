@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxrl_post.sim.engine import SimEngine
-from jaxrl_post.sim.workloads import Prompts
-from jaxrl_post.types import Request, Rollout, RolloutId, Sampling
+from jaxrl_post.ring.types import Request, Rollout, RolloutId, Sampling
+from jaxrl_post.simulate.engine import SimEngine
+from jaxrl_post.simulate.workloads import SimPrompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Stream:
     def __init__(
         self,
         engine: SimEngine,
-        prompts: Prompts,
+        prompts: SimPrompts,
         *,
         group: int,
         batch: int,
@@ -73,7 +73,7 @@ class Stream:
         self._batches: list[tuple[float, int, list[Rollout]]] = []  # clock of its end, version it trained on, samples
         self._dropped = 0
 
-    def _request(self, prompts: Prompts, number: int) -> Request:
+    def _request(self, prompts: SimPrompts, number: int) -> Request:
         """Returns the next of the endless order of samples, a group's side by side."""
         epoch, prompt = prompts.at(number // self._group)
         name = RolloutId(0, "train", epoch, prompt.id, number % self._group)

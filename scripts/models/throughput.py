@@ -70,3 +70,23 @@ def staleness(*, slots: int, batch: int, queue: float, ratio: float, tail: float
     if ratio < 1:
         return slots * tail / batch + ratio
     return slots * tail / (ratio * batch) + (2 * queue + ratio - 1) / (2 * ratio)
+
+
+def step_ends(times: np.ndarray, train_s: float, lag: int = 1) -> np.ndarray:
+    """Returns float64[K], the time at which the training of each step ends.
+
+    A replica starts its part of step k after its part of step k - 1. It also waits for the weights of step k - 1 -
+    `lag`.
+
+    Args:
+      times: float[K, W], seconds that replica w works on step k.
+      train_s: seconds of training per step.
+      lag: how many steps old the weights may be. 0: rounds with a barrier.
+    """
+    steps, replicas = times.shape
+    free, trained = np.zeros(replicas), np.zeros(steps)
+    for k in range(steps):
+        ready = trained[k - 1 - lag] if k > lag else 0.0
+        free = np.maximum(free, ready) + times[k]
+        trained[k] = max(free.max(), trained[k - 1] if k else 0.0) + train_s
+    return trained

@@ -20,7 +20,7 @@ from jaxrl_post.engine.elastic import Elastic
 from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.types import Layout, Request, Rollout, RolloutId
+from jaxrl_post.ring.types import Layout, Request, Rollout, RolloutId
 
 Rollouts = dict[RolloutId, Rollout]
 # The engine's dtype, tensor parallelism, and how far log-probs may lie from float64: bfloat16 keeps 8 bits of each activation.
@@ -31,7 +31,7 @@ ENGINES = {
 }
 COUNT = 48
 HOW = dict(samples=4, longest_prompt=30, longest=48, temperatures=(1.0, 0.7, 0.0), seed=21, cuts=((0, 1.0), (5, 0.9)))
-BY_TOKEN = ("tokens", "sampled", "logprobs", "entropies", "versions", "drafted", "favourites")
+BY_TOKEN = ("tokens", "sampled", "logprobs", "entropies", "versions", "drafted", "argmax_tokens")
 WIDE, NARROW = Layout(2, 1), Layout(1, 2)
 FAMILY = dict(layers=2, heads=4, kv_heads=2, head_dim=8, ffw=48, max_length=256, qkv_bias=True, tied=False)
 MODEL = decoder.ModelConfig(vocab_size=48, embed=32, **FAMILY)
@@ -149,7 +149,6 @@ def _same(one: Rollout, other: Rollout, part: slice) -> bool:
 
 
 def _newer(rollout: Rollout) -> int:
-    """The place of the first token of version 1."""
     return int(np.argmax(rollout.versions == 1))
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import served
+
+from jaxrl_post.algorithms import aggregation, losses
+from jaxrl_post.config import AlgorithmConfig, default, fields, resolve
+from jaxrl_post.kernels import sampling, thresholds
+from jaxrl_post.ring.types import RolloutId
+from jaxrl_post.serve import prompts
+from number_checks import logs
 
 VOCABULARIES = (5, 16, 40, 128, 503, 1000, 1024, 1025, 2053)
 HEATS = (0.3, 0.6, 1.0, 1.7)
@@ -29,11 +39,6 @@ def show(record) -> None:
 
 def _law(record) -> None:
     """Counts the log-probs and entropies of rows without a cut that differ with what the other rows of a batch ask for."""
-    import jax
-    import jax.numpy as jnp
-
-    from jaxrl_post.kernels import sampling, thresholds
-
     sample, find = jax.jit(sampling.sample), jax.jit(thresholds.find)
     differ, compared, cut = 0, 0, np.arange(ROWS) % 2 == 1
     for vocab in VOCABULARIES:
@@ -55,11 +60,6 @@ def _law(record) -> None:
 
 def _server(record) -> None:
     """Counts the choices of a server whose log-probs are not those of `generate` with the same noise."""
-    import served
-
-    from jaxrl_post.serve import prompts
-    from jaxrl_post.types import RolloutId
-
     own, differ, compared = served.policy(), 0, 0
     with served.served(served.policy()) as one:
         for number, heat in enumerate(HEATS):
@@ -80,8 +80,6 @@ def _server(record) -> None:
 
 def _runs(record) -> None:
     """Counts the training rollouts that change with eval.top_p."""
-    from number_checks import logs
-
     with tempfile.TemporaryDirectory() as folder:
         found = []
         for share in (1.0, 0.9):
@@ -97,11 +95,6 @@ def _luspo(record) -> None:
     """The largest difference of the loss and of the mean over rollouts from LUSPO's formula in float64, and what is refused.
 
     The formula is that of TRL's documentation: the mean over rollouts of the length times GSPO's clipped objective."""
-    import jax.numpy as jnp
-
-    from jaxrl_post.algorithms import aggregation, losses
-    from jaxrl_post.config import AlgorithmConfig, default, fields, resolve
-
     noise, worst = np.random.default_rng(0), 0.0
     algorithm = AlgorithmConfig(loss_mode="luspo", loss_agg_mode="seq-mean-token-mean")
     low, high = 1 - algorithm.clip_ratio_low, 1 + algorithm.clip_ratio_high
@@ -114,7 +107,8 @@ def _luspo(record) -> None:
             ratio = np.exp(np.mean(new - old))
             want += length * max(-gain * ratio, -gain * np.clip(ratio, low, high)) / len(lengths)
             row = [jnp.asarray(x, jnp.float32)[None] for x in (new, old, np.full(length, gain))]
-            loss, _ = losses.luspo(*row, jnp.ones((1, length), bool), jnp.ones((1, length), int), algorithm)
+            terms = losses.Terms(*row, jnp.ones((1, length), bool), jnp.ones((1, length), int), algorithm)
+            loss, _ = losses.luspo(terms)
             got += float(np.asarray(loss, np.float64).sum()) * weight / counts.sum()
         worst = max(worst, abs(got - want) / max(abs(want), 1.0))
     record.figure("N03.largest_difference", worst, at_most=1e-5)

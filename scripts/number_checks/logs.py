@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxrl_post.telemetry import rollout_log
+from jaxrl_post.runs import rollout_log
 
 Bits = dict[tuple, tuple]
 

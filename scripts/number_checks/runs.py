@@ -11,10 +11,21 @@ import tempfile
 import time
 from pathlib import Path
 
+import jax
 import killed
 import numpy as np
 import numpy_llama
+import sampler
+import served
 
+import jaxrl_post
+from jaxrl_post.data import tokenizer
+from jaxrl_post.launch.parts import saved_policy
+from jaxrl_post.launch.parts.policy import Policy
+from jaxrl_post.models import hf
+from jaxrl_post.ring.types import served_seed
+from jaxrl_post.runs import rollout_log
+from jaxrl_post.serve import prompts, server
 from number_checks import logs
 
 LIMIT_S = 900.0
@@ -34,9 +45,9 @@ ASKED = dict(seed=3, n=4, max_tokens=16, return_token_ids=True, logprobs=0)
 def show(record) -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        _resumed(record, place, "pipeline", "demo_pipeline", "--config.scheduler.max_unscored=32")
-        _resumed(record, place, "lora", "demo_lora")
-        _resumed(record, place, "pipeline_lora", "demo_pipeline", "--config.scheduler.max_unscored=32", *LORA)
+        _resumed(record, place, "pipeline", "demo/pipeline", "--config.scheduler.max_unscored=32")
+        _resumed(record, place, "lora", "demo/lora")
+        _resumed(record, place, "pipeline_lora", "demo/pipeline", "--config.scheduler.max_unscored=32", *LORA)
         _lent(record, place)
         _judged(record, place)
         _served(record, place)
@@ -86,8 +97,8 @@ def _lent(record, place: Path) -> None:
     """Rollouts of a run that lends a device while its rounds drain, against the same run without loans; weights stay."""
     flags = ("--config.steps=4", "--config.optimizer.lr=0", "--config.checkpoint.every=0")
     sizes = ("--config.engine.slots=16", "--config.batch.rows=2", "--config.scheduler.stream=2")
-    lent = _run(record, "demo_lending", place / "lent", *flags, *sizes, devices=True)
-    kept = _run(record, "demo_lending", place / "kept", *flags, *sizes, "--config.scheduler.lend=0", devices=True)
+    lent = _run(record, "demo/lending", place / "lent", *flags, *sizes, devices=True)
+    kept = _run(record, "demo/lending", place / "kept", *flags, *sizes, "--config.scheduler.lend=0", devices=True)
     rows = [json.loads(line) for line in (lent / "metrics.jsonl").read_text().splitlines()]
     record.figure("lending.loans", sum(row.get("sched/num_lendings", 0) for row in rows), at_least=1)
     found = [logs.rollouts(one) for one in (lent, kept)]
@@ -97,11 +108,7 @@ def _lent(record, place: Path) -> None:
 
 def _judged(record, place: Path) -> None:
     """Verdicts of a judge on the engine's devices against greedy decoding of its weights in numpy."""
-    from jaxrl_post.data import tokenizer
-    from jaxrl_post.models import hf
-    from jaxrl_post.telemetry import rollout_log
-
-    run = _run(record, "demo_judge", place / "judged", "--config.steps=2", "--config.checkpoint.every=0")
+    run = _run(record, "demo/judge", place / "judged", "--config.steps=2", "--config.checkpoint.every=0")
     folder = record.root / "configs" / "judge_policy"
     words, texts = tokenizer.load(folder), tokenizer.load(record.root / "configs" / "demo_policy")
     judge, weights = hf.load(folder)
@@ -134,13 +141,6 @@ def _greedy(weights, model, words, asked: str) -> float | None:
 
 def _served(record, place: Path) -> None:
     """Servers of a run: of each saved step against the independent sampler, and one that follows the run to its last step."""
-    import served
-
-    import jaxrl_post
-    from jaxrl_post.launch import saved_policy
-    from jaxrl_post.launch.policy import Policy
-    from jaxrl_post.serve import server
-
     # A high rate moves the weights of the two steps well apart.
     saved = ("--config.steps=2", "--config.checkpoint.every=1", "--config.optimizer.lr=0.003")
     run = _run(record, "demo", place / "served", *saved)
@@ -172,12 +172,6 @@ def _served(record, place: Path) -> None:
 
 def _objections(opened, prompt: str, said: dict) -> list[str]:
     """What the independent sampler says of the choices, with the weights that the policy has."""
-    import jax
-    import sampler
-
-    from jaxrl_post.serve import prompts
-    from jaxrl_post.types import served_seed
-
     weights, model = jax.device_get(opened.placed(opened._files)), opened._files.model
     read = prompts.Reading(opened.tokenizer, None, 64, tools=False)._bounded("prompt", prompt)
     out = []

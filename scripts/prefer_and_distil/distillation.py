@@ -1,31 +1,34 @@
 """Distillation from the demo's trained policy: the student's held-out reward is 90 % of its teacher's.
 
 1. teacher: configs/demo.py from beginning to end.
-2. start: a student of random weights learns from rows that the teacher wrote, by configs/demo_distill_start.py.
-3. student: the demo's policy before RL learns from its own rollouts, by configs/demo_distill.py.
+2. start: a student of random weights learns from rows that the teacher wrote, by configs/demo/distill_start.py.
+3. student: the demo's policy before RL learns from its own rollouts, by configs/demo/distill.py.
 4. planted: the step 2. with a teacher that was never trained, and with its rows, must miss the bound.
 
 No student reads a reward. The teacher writes rows to prompts of a split that neither RL nor evaluation uses. All are
 evaluated on the same held-out prompts at temperature 1. Intervals are of 95 %, a bootstrap over prompts.
 
-    python scripts/prefer_and_distil/distillation.py    runs this part alone
+    python scripts/show.py prefer-and-distil --arms=distilled    runs this part alone
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
+
+import intervals
+
+from jaxrl_post.data import prompts
+from jaxrl_post.runs import metric_rows, rollout_log
 
 LIMIT_S = 3600.0  # of one command, on a busy machine
 SHARE = 0.9
 PROMPTS = 8192
-MIX = {"more": 0.5, "tail": 0.12}  # as in configs/demo_sft.py: long problems are more frequent than in the demo
+MIX = {"more": 0.5, "tail": 0.12}  # as in configs/demo/sft.py: long problems are more frequent than in the demo
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         _run(record, place / "teacher", "demo")
@@ -36,7 +39,7 @@ def show(record) -> None:
         _started(record, place, "start", place / "teacher" / "policy")
         _learnt(record, place / "start", teacher, at_most=0.05)
         _apart(record, place)
-        _run(record, place / "student", "demo_distill", *_taught_by(place / "teacher" / "policy"))
+        _run(record, place / "student", "demo/distill", *_taught_by(place / "teacher" / "policy"))
         _learnt(record, place / "student", teacher, at_most=0.5)
         _closer(record, place / "student")
         _planted(record, place, teacher)
@@ -53,8 +56,6 @@ def _taught_by(policy: Path) -> tuple[str, ...]:
 
 
 def _write_prompts(place: Path) -> None:
-    from jaxrl_post.data import prompts
-
     rows = prompts.rows("task:sums", seed=0, split="sft", size=PROMPTS, arguments=MIX)
     lines = [json.dumps({"id": row["id"], "prompt": row["prompt"]}) for row in rows]
     (place / "prompts.jsonl").write_text("\n".join(lines) + "\n")
@@ -66,7 +67,7 @@ def _started(record, place: Path, name: str, policy: Path, *flags: str) -> None:
     given = ("--data", place / "prompts.jsonl", "--max-tokens", 95, "--json", rows)
     seconds = record.run("-m", "jaxrl_post", "generate", "--policy", policy, *given, timeout_s=LIMIT_S)
     record.figure(f"distilled.{name}.rows.seconds", round(seconds, 1))
-    _run(record, place / name, "demo_distill_start", f"--config.data.train={rows}", *_taught_by(policy), *flags)
+    _run(record, place / name, "demo/distill_start", f"--config.data.train={rows}", *_taught_by(policy), *flags)
 
 
 def _learnt(record, run: Path, teacher: dict[str, float], *, at_most: float) -> None:
@@ -79,8 +80,6 @@ def _learnt(record, run: Path, teacher: dict[str, float], *, at_most: float) -> 
 
 def _apart(record, place: Path) -> None:
     """No row that the teacher wrote is of a held-out prompt, or of one that it was trained on."""
-    from jaxrl_post.telemetry import rollout_log
-
     written = {json.loads(line)["prompt_id"] for line in (place / "start.jsonl").read_text().splitlines()}
     record.figure("distilled.rows", len(written), equals=PROMPTS)
     for what, folder in (("held_out", "evaluations"), ("trained_by_rl", "rollouts")):
@@ -91,8 +90,6 @@ def _apart(record, place: Path) -> None:
 
 def _rewards(run: Path) -> list[dict[str, float]]:
     """Returns the mean reward of sampled rollouts by held-out prompt, before and after a run."""
-    from jaxrl_post.telemetry import rollout_log
-
     files = sorted((run / "evaluations").glob("step_*.npz"))
     out = []
     for file in (files[0], files[-1]):
@@ -107,8 +104,6 @@ def _mean(rewards: dict[str, float]) -> float:
 
 def _ratio(record, key: str, ours: dict[str, float], theirs: dict[str, float], **bound: float) -> float:
     """Writes the ratio of two means over the same prompts, and its interval. Returns its upper end."""
-    import intervals
-
     ids = sorted(theirs)
     ratio, low, high = intervals.ratio_of_paired_means([ours[id] for id in ids], [theirs[id] for id in ids])
     record.figure(key, ratio, **bound)
@@ -119,9 +114,7 @@ def _ratio(record, key: str, ours: dict[str, float], theirs: dict[str, float], *
 
 def _closer(record, run: Path) -> None:
     """Writes the reverse KL over the first and the last steps, nats per token."""
-    from jaxrl_post.telemetry import metrics
-
-    rows = [row for row in metrics.read(run / "metrics.jsonl") if "actor/grad_norm" in row]
+    rows = [row for row in metric_rows.read(run / "metrics.jsonl") if "actor/grad_norm" in row]
     found = [row["rollout/opd_reverse_kl"] for row in rows]
     first, last = (sum(some) / len(some) for some in (found[:5], found[-5:]))
     record.figure("distilled.reverse_kl.first_five_steps", first)
@@ -134,19 +127,3 @@ def _planted(record, place: Path, teacher: dict[str, float]) -> None:
     _started(record, place, "planted", untrained, "--config.eval.every=0")
     high = _ratio(record, "distilled.planted.share_of_the_teacher", _rewards(place / "planted")[-1], teacher)
     record.figure("distilled.planted.untrained_teacher_misses_the_bound", high < SHARE, equals=True)
-
-
-def main() -> int:
-    """Runs this part alone and prints its table. Exit code 1: a figure is out of its bound."""
-    root = Path(__file__).resolve().parents[2]
-    sys.path[:0] = [str(root / "scripts")]
-    from record import Record
-
-    record = Record("distillation", sys.argv)
-    show(record)
-    print(record.table())
-    return 0 if record.ok else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """An external harness trains the calculator over HTTP: tokens, rewards and weights are those of the built-in environment.
 
-- training: configs/demo_calculator.py, and the same played by scripts/agents/harness.py with the openai client. Every file of
+- training: configs/demo/calculator.py, and the same played by scripts/agents/harness.py with the openai client. Every file of
   rollouts, every metric that is not timed and the policy must be equal.
 - run: a pipelined run is killed in the middle of sessions and resumed, while its harness lives on.
 - harness: a harness that thinks for a while before every turn is killed again and again. Another process goes on.
@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import http_clients
+import trained
 from killed import CONVERSING, Runs, end, steps
+
+from jaxrl_post.runs import metric_rows, rollout_log
 
 MINUTES = 8.0
 SOURCES = ("scripts/agents/*.py", "configs/turns_policy/*")
@@ -35,7 +38,7 @@ HANG_S = 10.0  # until a session of a run with masks is late
 TOKEN = "JAXRL_POST_TOKEN"
 STEPS, EVERY = 8, 2
 COMMAND = (
-    "--config=configs/demo_agents.py",
+    "--config=configs/demo/agents.py",
     f"--config.steps={STEPS}",
     f"--config.checkpoint.every={EVERY}",
     *CONVERSING,
@@ -43,7 +46,6 @@ COMMAND = (
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
     os.environ[TOKEN] = secrets.token_urlsafe(16)
     _trained(record)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,15 +80,9 @@ class _Harnesses:
         self.process = subprocess.Popen(command, cwd=self._root, stdout=subprocess.PIPE, text=True)
 
     def kill(self) -> None:
-        """kill -9."""
         self.process.kill()
         for line in self.process.communicate()[0].splitlines():
             self.counts.update(json.loads(line))
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
 
 
 # ---- training
@@ -118,13 +114,10 @@ def _both(record) -> dict:
     """Trains in both ways. Returns their figures and what differs."""
     with tempfile.TemporaryDirectory() as folder:
         one, two = Path(folder) / "built_in", Path(folder) / "harness"
-        record.run(
-            "-m", "jaxrl_post.main", "--config=configs/demo_calculator.py", f"--run-dir={one}", timeout_s=LIMIT_S
-        )
-        with _Harnesses(record, _free_port()) as harness:
-            port = f"--config.environment.arguments.port={harness.port}"
-            command = ("-m", "jaxrl_post.main", "--config=configs/demo_agents.py", port, f"--run-dir={two}")
-            record.run(*command, timeout_s=LIMIT_S)
+        trained.run(record, "configs/demo/calculator.py", one, timeout_s=LIMIT_S)
+        with _Harnesses(record, http_clients.free_port()) as harness:
+            port = f"environment.arguments.port={harness.port}"
+            trained.run(record, "configs/demo/agents.py", two, port, timeout_s=LIMIT_S)
         parts = [sorted(file.name for file in (run / "rollouts").iterdir()) for run in (one, two)]
         names = [f"rollouts/{name}" for name in parts[0]] + ["policy/model.safetensors", "scheduler_log.jsonl"]
         names += [f"evaluations/{file.name}" for file in (one / "evaluations").iterdir()]
@@ -143,7 +136,7 @@ def _both(record) -> dict:
 
 
 def _figures(run: Path) -> dict:
-    told, rows = json.loads((run / "summary.json").read_text()), _rows(run)
+    told, rows = trained.summary(run), _rows(run)
     before, after = told["eval"]["before"], told["eval"]["after"]
     return {
         "before": before["mean_at_4"],
@@ -155,9 +148,7 @@ def _figures(run: Path) -> dict:
 
 
 def _rows(run: Path) -> list[dict]:
-    from jaxrl_post.telemetry import metrics
-
-    return [metrics.deterministic(row) for row in metrics.read(run / "metrics.jsonl")]
+    return [metric_rows.deterministic(row) for row in trained.rows(run)]
 
 
 def _unequal(one: list, two: list) -> int:
@@ -165,9 +156,6 @@ def _unequal(one: list, two: list) -> int:
 
 
 def _counted(run: Path) -> tuple[int, int]:
-    """Returns the number of rollouts of training, and of their turns."""
-    from jaxrl_post.telemetry import rollout_log
-
     groups = [group for file in (run / "rollouts").glob("*.npz") for group in rollout_log.read(file)]
     turns = sum(float(group.components["turns"].sum()) for group in groups)
     return sum(len(group.rollouts) for group in groups), int(turns)
@@ -177,17 +165,15 @@ def _counted(run: Path) -> tuple[int, int]:
 
 
 def _killed(record, here: Path) -> None:
-    port = _free_port()
+    port = http_clients.free_port()
     runs = Runs(record, here, [*COMMAND, f"--config.environment.arguments.port={port}"], STEPS)
     with _Harnesses(record, port):
         runs.finish("whole")
     seen, lost = [], 0
     for dispatch in KILLS:
-        name, fault = f"killed-{dispatch}", {"JAXRL_FAULT": f"dispatch:{dispatch}:kill"}
+        name = f"killed-{dispatch}"
         with _Harnesses(record, port) as harness:
-            done = subprocess.run(
-                runs.begun(name), cwd=record.root, env=runs.environment() | fault, capture_output=True, timeout=LIMIT_S
-            )
+            done = runs.met(name, LIMIT_S, JAXRL_FAULT=f"dispatch:{dispatch}:kill")
             seen.append(max(steps(here / name), default=0))
             runs.finish(name)
         lost += harness.counts["lost"]
@@ -203,14 +189,12 @@ def _killed(record, here: Path) -> None:
 
 def _harness_killed(record, runs, port: int) -> None:
     """Kills the harness after steps of the run, while it plays sessions, and begins another process at once."""
-    import http_clients
-
     run, kills, endpoint = runs.here / "harness", 0, http_clients.Caller(port, os.environ[TOKEN])
     with _Harnesses(record, port, f"--late={LATE_S}") as harness:
         process = runs.begin(run.name)
         while process.poll() is None and kills < HARNESS_KILLS:
             time.sleep(0.05)
-            if _steps(run) > 2 * kills and _played(endpoint):
+            if sum("actor/grad_norm" in row for row in _timed(run)) > 2 * kills and _played(endpoint):
                 harness.kill()
                 harness.begin()
                 kills += 1
@@ -232,15 +216,8 @@ def _played(endpoint) -> int:
         return 0
 
 
-def _steps(run: Path) -> int:
-    """Returns the steps whose metrics are written."""
-    return sum("actor/grad_norm" in row for row in _timed(run))
-
-
 def _timed(run: Path) -> list[dict]:
-    from jaxrl_post.telemetry import metrics
-
-    return metrics.read(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []
+    return trained.rows(run) if (run / "metrics.jsonl").exists() else []
 
 
 # ---- masks
@@ -248,12 +225,10 @@ def _timed(run: Path) -> list[dict]:
 
 def _masked(record, here: Path) -> None:
     """A second harness takes the four oldest sessions twice, and goes on with none of them."""
-    import http_clients
-
-    port, run = _free_port(), here / "masked"
+    port, run = http_clients.free_port(), here / "masked"
     more = ("--config.steps=1", "--config.eval.prompts=0", "--config.checkpoint.every=0")
     own = (f"--config.environment.arguments.port={port}", f"--config.environment.timeout_s={HANG_S}")
-    command = [sys.executable, "-m", "jaxrl_post.main", "--config=configs/demo_agents.py", *more, *own]
+    command = [sys.executable, "-m", "jaxrl_post.main", "--config=configs/demo/agents.py", *more, *own]
     process = subprocess.Popen([*command, f"--run-dir={run}"], cwd=record.root, stdout=subprocess.DEVNULL)
     idle, first = http_clients.Caller(port, os.environ[TOKEN]), set()
     while process.poll() is None and len(first) < HUNG:

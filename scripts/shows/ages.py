@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import subprocess
 
+import sources
+
 MINUTES = 0.2
 SOURCES = ("scripts/sources.py", "scripts/results/*.json")
 DAYS = 21.0
 
 
 def show(record) -> None:
-    import sources
-
     found = {file.stem: json.loads(file.read_text()) for file in sorted(record.root.glob("scripts/results/*.json"))}
     found.pop(record.name, None)
     now = sources.hashes(record.root, {path for result in found.values() for path in result.get("sources", ())})

@@ -7,21 +7,25 @@ move.
 
 from __future__ import annotations
 
-import os
-import sys
 import tempfile
 from pathlib import Path
 
-MINUTES = 3.0
-STEPS = 10
+import engine_lab as lab
+import numpy as np
+import trained
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+from jaxrl_post import config
+from jaxrl_post.models import hf, llama2c
+from jaxrl_post.parallel import mesh
+from jaxrl_post.ring.types import Group
+from jaxrl_post.trainer.learner import Learner, LearnerSettings
+
+MINUTES = 3.0
+PLATFORM = "cpu"
+STEPS = 10
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "tests")]
-    from jaxrl_post.models import hf, llama2c
-
     story = llama2c.load(record.data("tinystories-260k", "stories260K.bin"))
     for name, (model, params) in (("stories260K", story), ("demo", hf.load(record.root / "configs" / "demo_policy"))):
         gaps = _gaps(model, params)
@@ -32,14 +36,6 @@ def show(record) -> None:
 
 def _gaps(model, params):
     """Returns |engine - learner| of every sampled token's log-prob, at temperature 1 and 0.7."""
-    import engine_lab as lab
-    import numpy as np
-
-    from jaxrl_post import config
-    from jaxrl_post.parallel import mesh
-    from jaxrl_post.trainer.learner import Learner
-    from jaxrl_post.types import Group
-
     out = []
     for heat in (1.0, 0.7):
         asked = lab.requests(48, samples=4, longest=60, longest_prompt=30, vocab=model.vocab_size, temperatures=(heat,))
@@ -48,12 +44,14 @@ def _gaps(model, params):
             model,
             params,
             mesh.make_mesh(),
-            algorithm=config.AlgorithmConfig(),
-            optimizer=config.OptimizerConfig(),
-            batch=config.BatchConfig(rows=4, tokens=128),
-            temperature=heat,
-            steps=1,
-            max_tokens=60,
+            LearnerSettings(
+                algorithm=config.AlgorithmConfig(),
+                optimizer=config.OptimizerConfig(),
+                batch=config.BatchConfig(rows=4, tokens=128),
+                temperature=heat,
+                steps=1,
+                max_tokens=60,
+            ),
         )
         groups = [
             Group(
@@ -74,24 +72,11 @@ def _flat(record) -> None:
 
     At equal weights they differ by which tokens were drawn, and by no more.
     """
-    from jaxrl_post.telemetry import metrics
-
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
-        record.run(
-            "-m",
-            "jaxrl_post.main",
-            "--config=configs/demo.py",
-            f"--config.steps={STEPS}",
-            "--config.optimizer.lr=0.0",
-            "--config.eval.prompts=0",
-            "--config.eval.every=0",
-            f"--run-dir={place}",
-            timeout_s=600,
-        )
-        rows = [
-            row for row in metrics.read(place / "metrics.jsonl") if "training/rollout_logprobs_abs_diff_mean" in row
-        ]
+        flat = f"steps={STEPS} optimizer.lr=0.0 eval.prompts=0 eval.every=0"
+        trained.run(record, "configs/demo.py", place, flat, timeout_s=600)
+        rows = trained.rows(place, "training/rollout_logprobs_abs_diff_mean")
     means = [row["training/rollout_logprobs_abs_diff_mean"] for row in rows]
     record.figure("lr0_num_steps", len(rows), equals=STEPS)
     record.figure(

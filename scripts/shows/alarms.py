@@ -11,7 +11,6 @@ A run without a fault is the control: it must stay quiet. The batch of an overfl
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import subprocess
@@ -19,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+
+import trained
 
 MINUTES = 7.0
 RUN = (
@@ -103,7 +104,8 @@ def show(record) -> None:
             print(f"{name}: exit code {code}; {said[:1] or text[-500:]}", flush=True)
             record.figure(f"{key}.said", len(said), at_least=1)
             record.figure(f"{key}.exit_code", code, equals=1 if fault.ends else 0)
-            record.figure(f"{key}.steps", _steps(run), **({"at_most": fault.within} if fault.ends else {}))
+            steps = len(trained.rows(run, "actor/grad_norm"))
+            record.figure(f"{key}.steps", steps, **({"at_most": fault.within} if fault.ends else {}))
             record.figure(f"{key}.exported", (run / "policy").is_dir(), equals=not fault.ends)
         _replayed(record, Path(folder, "overflowing_gradients"))
 
@@ -120,12 +122,6 @@ def _ran(record, run: Path, overrides) -> tuple[int, str, Path]:
     ]
     done = subprocess.run(command, cwd=record.root, capture_output=True, text=True, timeout=900)
     return done.returncode, f"{done.stdout}\n{done.stderr}", run
-
-
-def _steps(run: Path) -> int:
-    """Returns how many optimizer steps have a row of metrics."""
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return sum("actor/grad_norm" in row for row in rows)
 
 
 def _replayed(record, run: Path) -> None:

@@ -56,8 +56,8 @@ REPEATS, RUN_STEPS, WARM = 3, 20, 2
 QUIET = ("eval=default", "eval.prompts=0", "checkpoint.every=0", "trace_rounds=0")
 EARLIER = "the log of an earlier run, at another seed"
 RUNS = {  # config, overrides of both arms, and of auto alone
-    "long_tail.pipelines": ("configs/demo_auto.py", (), ()),
-    "long_tail.on_policy": ("configs/demo_auto.py", (), ("scheduler.max_staleness=0",)),
+    "long_tail.pipelines": ("configs/demo/auto.py", (), ()),
+    "long_tail.on_policy": ("configs/demo/auto.py", (), ("scheduler.max_staleness=0",)),
     "demo.no_history": ("configs/demo.py", ("scheduler.prompts=16",), ()),
     "demo.cut_short": ("configs/demo.py", ("scheduler.prompts=16", "sampling.max_tokens=4"), EARLIER),
 }
@@ -67,7 +67,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before jax counts the cores
     halves = {name: record.data(*parts) for name, parts in TRACES.items()}
     worse = []
@@ -91,8 +90,8 @@ def show(record) -> None:
 
 def _pair(workload: str, chips: str, most: int, halves: dict) -> dict:
     """Returns the choice of a pair, and ratios of seconds over both scales, the worst of each."""
-    from jaxrl_post.launch import mode_choice
-    from jaxrl_post.sim import observed, trial
+    from jaxrl_post.launch.plan import mode_choice
+    from jaxrl_post.simulate import observed, trial
 
     seen, unseen, cap = _lengths(workload, halves)
     config, job = _job(chips, most, cap, seen)
@@ -133,7 +132,7 @@ class Scaled:
 
 def _lengths(workload: str, halves: dict) -> tuple[tuple, tuple, int]:
     """Returns lengths by prompt for the choice, others for the runs, and the longest rollout."""
-    from jaxrl_post.sim import workloads
+    from jaxrl_post.simulate import workloads
 
     if workload in TRACES:
         cap = 2048
@@ -164,19 +163,26 @@ def _made(workload: str, seed: int) -> tuple[tuple[int, ...], ...]:
 def _job(chips: str, most: int, cap: int, lengths: tuple):
     """Returns the config of a run on these chips, and what the simulator needs of it."""
     from jaxrl_post import config as configs
-    from jaxrl_post.launch import mode_choice
+    from jaxrl_post.launch.plan import mode_choice
     from jaxrl_post.scheduler.forecast import ReplicaCapacity
-    from jaxrl_post.sim import trial
+    from jaxrl_post.simulate import trial
 
     slots, sizes, split = (64, (64, 128), False) if chips == "cpu" else (160, (160,), chips.endswith("split"))
     options = (
-        *("model.preset=tiny", "scheduler.name=auto", f"steps={STEPS}", f"scheduler.max_staleness={most}"),
-        *(f"scheduler.prompts={PROMPTS}", f"scheduler.group_size={GROUP}", f"mesh.engine={int(split)}"),
-        *(f"engine.slots={slots}", f"engine.row_sizes={list(sizes)}", f"sampling.max_tokens={cap}"),
+        "model.preset=tiny",
+        "scheduler.name=auto",
+        f"steps={STEPS}",
+        f"scheduler.max_staleness={most}",
+        f"scheduler.prompts={PROMPTS}",
+        f"scheduler.group_size={GROUP}",
+        f"mesh.engine={int(split)}",
+        f"engine.slots={slots}",
+        f"engine.row_sizes={list(sizes)}",
+        f"sampling.max_tokens={cap}",
         *(f"{name}={cap + 128}" for name in ("engine.max_length", "batch.tokens")),
     )
     cost, token_s, step_s = _cost(chips)
-    return configs.resolve(configs.default(), options), trial.Job(
+    return configs.resolve(configs.default(), options), trial.TrialInputs(
         lengths=lengths,
         prompts=4096,
         prompt_tokens=128,
@@ -256,13 +262,12 @@ def _run(record, file: str, options: list[str], place: Path) -> tuple:
             write(step, row)
 
         run.writer.write = timed
-        main.turn(run)
+        main.run_training(run)
     return (marks[-1] - marks[WARM - 1]) / (len(marks) - WARM), run.config
 
 
 def _mode(config) -> str:
-    """Returns the mode of a run in words."""
-    from jaxrl_post.launch import mode_choice
+    from jaxrl_post.launch.plan import mode_choice
 
     s = config.scheduler
     own = {"tail_batching": ("over", "prefix_mode"), "pipeline": ("max_staleness", "ahead")}.get(s.name, ())

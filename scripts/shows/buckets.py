@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -30,6 +28,9 @@ import joined_jobs
 from bucket_jobs import ALL, BucketJobs, Kill
 from bucket_runs import BucketRuns
 from killed import LIMIT_S, Runs, differences
+
+from jaxrl_post.runs import attempts
+from jaxrl_post.runs.buckets import record as records
 
 MINUTES = 24.0
 SEEDS = tuple(range(10))
@@ -56,7 +57,6 @@ ONE_MACHINE = (".lock",)  # files that no bucket has
 
 
 def show(record) -> None:
-    sys.path.insert(0, str(record.root))
     with tempfile.TemporaryDirectory() as folder, bucket_server.emulator() as server:
         here = Path(folder)
         local = Runs(record, here, COMMAND, STEPS)
@@ -75,7 +75,6 @@ def show(record) -> None:
 
 
 def _in_s3(record, here: Path) -> None:
-    """Kills and resumes runs whose folder is in s3://."""
     with bucket_server.emulator("s3") as server, bucket_server.proxy(server, SHARE) as faulty:
         runs = BucketRuns(record, here, COMMAND, STEPS, server, faulty, "s3")
         resumed, _ = _resumed(record, runs, S3_SEEDS, 0, "s3_")
@@ -130,7 +129,6 @@ def _differs(runs: BucketRuns, name: str) -> list[str]:
 
 
 def _faults(record, done: dict[str, int]) -> None:
-    """Writes how often the proxy did each fault."""
     for kind in faulty_proxy.KINDS:
         record.figure(f"faults.{kind}", done.get(kind, 0), at_least=3)
     share = sum(done.get(kind, 0) for kind in faulty_proxy.KINDS) / done["calls"]
@@ -140,9 +138,7 @@ def _faults(record, done: dict[str, int]) -> None:
 
 def _job(record, runs: BucketRuns) -> None:
     """Runs a job of several processes on this machine's disk, and in the bucket, where it is killed again and again."""
-    from jaxrl_post.launch import bucket_status
-
-    options = [f"--config={runs.root / 'configs' / 'demo_sharded.py'}", *JOB]
+    options = [f"--config={runs.root / 'configs' / 'demo' / 'sharded.py'}", *JOB]
     jobs = BucketJobs(runs, PROCESSES, options)
     begun = time.monotonic()
     cache = runs.here / "cache-job"
@@ -155,7 +151,7 @@ def _job(record, runs: BucketRuns) -> None:
     record.figure("job.seconds", round(time.monotonic() - begun, 1))
     record.figure("job.committed_at_each_kill", jobs.found)
     record.figure("job.half_written", [one for found in jobs.damages for one in found], equals=[])
-    told = bucket_status.status(runs.url("killed-job"))
+    told = attempts.bucket_status(runs.url("killed-job"))
     print(told, flush=True)
     record.figure("job.kills", len(jobs.found), equals=len(KILLS))
     record.figure("job.restarts_that_the_bucket_knows", told.restarts, equals=len(KILLS))
@@ -183,13 +179,9 @@ def _lost(record, runs: BucketRuns, server: int) -> None:
 
 def _leases(record, runs: BucketRuns) -> None:
     """Asks for a run that goes on, and then takes it away from its holder."""
-    from jaxrl_post.buckets import record as records
-
     process = runs.begin("held")
     runs.wait_for(lambda: bool(runs.steps("held")), process)
-    process_two = subprocess.run(
-        runs.begun("held"), cwd=runs.root, env=runs.environment(), capture_output=True, text=True, timeout=LIMIT_S
-    )
+    process_two = runs.met("held")
     refusal = f"is in use by process {process.pid} on host"
     record.figure("second_run.exit_code", process_two.returncode, equals=1)
     record.figure("second_run.names_the_holder", refusal in process_two.stderr, equals=True)

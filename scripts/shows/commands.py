@@ -1,6 +1,5 @@
-"""pass@k by hand, 50 rollouts of a pipelined run replayed bit for bit, and paired intervals that cover a planted effect.
+"""50 rollouts of a pipelined run are replayed bit for bit, and paired intervals cover a planted effect.
 
-pass@k: the estimate against numbers computed by hand, against all sets of rollouts, and through the log of a real run.
 replay: a pipelined run swaps weights under running rollouts. 50 random rollouts of it are sampled again, 30 of them
 from those with tokens of several versions. Three go through the command line. The run's folder must stay as it was.
 compare: pairs of runs are made by the host, with common noise and a planted effect, and compared from their folders.
@@ -11,22 +10,24 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
-import math
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
+from jaxrl_post.commands import compare
+from jaxrl_post.commands.repeated import repeated
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.runs import run_logs
+from jaxrl_post.runs.rollout_log import RolloutLog
+
 MINUTES = 8.0
 
 RUN = [
-    "--config=configs/demo_pipeline.py",
+    "--config=configs/demo/pipeline.py",
     "--config.steps=16",
     "--config.checkpoint.every=2",
     "--config.checkpoint.keep_last=100",
@@ -37,28 +38,16 @@ RUN = [
     "--config.eval.prompts=32",
     "--config.eval.every=6",
 ]
-BY_HAND = {  # (rollouts, right ones, k) -> pass@k
-    (4, 1, 1): 1 / 4,
-    (4, 1, 2): 1 / 2,
-    (4, 2, 2): 5 / 6,
-    (5, 2, 3): 9 / 10,
-    (8, 3, 4): 13 / 14,
-    (10, 3, 5): 11 / 12,
-    (4, 0, 3): 0.0,
-    (4, 4, 1): 1.0,
-}
 SEVERAL, OTHERS, BY_COMMAND = 30, 20, 3  # rollouts to replay: with tokens of several versions, others; by the command
 RESAMPLINGS, PROMPTS, SAMPLES, DRAWS = 1000, 64, 2, 1000
 EFFECT, SPREAD, COMMON = 0.06, 0.08, 0.8  # of the planted effect over prompts, and the share of common noise
 
 
 def show(record) -> None:
-    sys.path.insert(0, str(record.root))
     with tempfile.TemporaryDirectory() as folder:
         runs = [Path(folder) / name for name in "ab"]
         record.run("-m", "jaxrl_post.main", *RUN, f"--run-dir={runs[0]}", timeout_s=900)
         record.run("-m", "jaxrl_post.main", *RUN, "--config.optimizer.lr=5e-3", f"--run-dir={runs[1]}", timeout_s=900)
-        _pass_at_k(record, runs[0])
         _replays(record, runs[0])
         _real_pair(record, *runs)
         _coverage(record, Path(folder))
@@ -66,59 +55,13 @@ def show(record) -> None:
 
 
 def _asked(record, *arguments: str) -> list[dict]:
-    """Returns the JSON lines that a command prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxrl_post", *arguments], cwd=record.root, text=True, capture_output=True, timeout=600
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments)} exited {done.returncode}: {done.stderr[-2000:]}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-# ---- pass@k
-
-
-def _pass_at_k(record, run: Path) -> None:
-    from jaxrl_post.telemetry import estimates, metrics
-
-    by_hand = [abs(estimates.pass_at(*case) - expected) for case, expected in BY_HAND.items()]
-    record.figure("pass_at_k.cases_by_hand", len(by_hand))
-    record.figure("pass_at_k.largest_error_by_hand", max(by_hand), at_most=1e-12)
-    rows = metrics.read(run / "metrics.jsonl")
-    errors, logged = [], []
-    for step, groups in _evaluated(record, run).items():
-        n = len(groups[0])
-        for k in range(1, n + 1):
-            listed = statistics.mean(map(statistics.mean, (_sets(right, k) for right in groups)))
-            errors.append(abs(statistics.mean(estimates.pass_at(n, sum(right), k) for right in groups) - listed))
-            name = f"val-aux/sums/acc/pass@{k}"
-            logged += [abs(row[name] - listed) for row in rows if row["step"] == step and name in row]
-    record.figure("pass_at_k.evaluations_by_their_log", len(errors), at_least=8)
-    record.figure("pass_at_k.largest_error_by_all_sets", max(errors), at_most=1e-12)
-    record.figure("pass_at_k.metrics_of_the_run", len(logged), at_least=6)
-    record.figure("pass_at_k.largest_error_of_metrics", max(logged), at_most=1e-12)
-
-
-def _evaluated(record, run: Path) -> dict[int, list[list[bool]]]:
-    """Returns, by step, which sampled rollouts of each prompt are right, as the command `rollouts` prints them."""
-    found: dict[int, dict[str, list[bool]]] = {}
-    for row in _asked(record, "rollouts", str(run), "--purpose=eval", "--json"):
-        if row["attempt"] == 0:
-            found.setdefault(row["step"], {}).setdefault(row["prompt_id"], []).append(row["components"]["acc"] > 0.5)
-    return {step: list(prompts.values()) for step, prompts in found.items()}
-
-
-def _sets(right: list[bool], k: int) -> list[bool]:
-    return [any(chosen) for chosen in itertools.combinations(right, k)]
+    return [json.loads(line) for line in record.said("-m", "jaxrl_post", *arguments, timeout_s=600).splitlines()]
 
 
 # ---- replay
 
 
 def _replays(record, run: Path) -> None:
-    from jaxrl_post.commands.repeated import repeated
-    from jaxrl_post.telemetry import rollout_names, run_logs
-
     rows, dice = _asked(record, "rollouts", str(run), "--json"), random.Random(0)
     several = [row["rollout"] for row in rows if row["num_versions"] > 1]
     others = [row["rollout"] for row in rows if row["num_versions"] == 1]
@@ -126,7 +69,7 @@ def _replays(record, run: Path) -> None:
     record.figure("replay.of_several_versions", len(several))
     names = dice.sample(several, SEVERAL) + dice.sample(others, OTHERS)
     before = _hashes(run)
-    found = repeated(run_logs.opened(run), [rollout_names.parsed(name) for name in names])
+    found = repeated(run_logs.opened(run), [run_logs.parsed_name(name) for name in names])
     equal = [one for one in found if one.equal]
     versions = [len(set(one.found.versions.tolist())) for one in equal]
     record.figure("replay.replayed", len(found), at_least=50)
@@ -160,14 +103,11 @@ def _real_pair(record, one: Path, two: Path) -> None:
 
 def _coverage(record, folder: Path) -> None:
     """Compares pairs of runs made by the host, and counts how often intervals cover the planted effect."""
-    from jaxrl_post.commands import pairs
-    from jaxrl_post.telemetry import run_logs
-
     noise, covered, unpaired, widths, errors = np.random.default_rng(21), 0, 0, [], []
     truth = _truth()
     for _ in range(RESAMPLINGS):
         runs = _made(folder, noise)
-        (found,) = pairs.between(*map(run_logs.opened, runs), lambda a, b: True, draws=DRAWS)
+        (found,) = compare.between(*map(run_logs.opened, runs), lambda a, b: True, draws=DRAWS)
         covered += found.interval[0] <= truth <= found.interval[1]
         unpaired += found.unpaired[0] <= truth <= found.unpaired[1]
         widths.append(found.width)
@@ -196,8 +136,6 @@ def _truth() -> float:
 
 def _made(folder: Path, noise: np.random.Generator) -> list[Path]:
     """Writes two runs over new prompts, with rewards of 0 or 1, and returns their folders."""
-    from jaxrl_post.telemetry.rollout_log import RolloutLog
-
     chances = _chances(noise.random(PROMPTS), noise.normal(size=PROMPTS))
     first = noise.random((PROMPTS, SAMPLES))
     second = np.where(noise.random(first.shape) < COMMON, first, noise.random(first.shape))
@@ -212,9 +150,6 @@ def _made(folder: Path, noise: np.random.Generator) -> list[Path]:
 
 
 def _groups(right: np.ndarray) -> list:
-    """Returns a group for each row of rewards."""
-    from jaxrl_post.types import Group
-
     known = np.ones(right.shape[1], bool)
     return [
         Group(prompt=rollouts[0].prompt, rollouts=rollouts, rewards=rewards.astype(np.float32), scored=known)
@@ -224,24 +159,9 @@ def _groups(right: np.ndarray) -> list:
 
 @functools.cache
 def _rollouts(prompts: int, samples: int) -> tuple:
-    """Returns rollouts of one token for each prompt."""
-    from jaxrl_post.types import Finish, Prompt, Rollout, RolloutId
-
     return tuple(
         tuple(
-            Rollout(
-                id=RolloutId(0, "train", 0, prompt.id, sample),
-                prompt=prompt,
-                tokens=[1],
-                sampled=[True],
-                logprobs=[-math.log(2)],
-                entropies=[math.log(2)],
-                versions=[0],
-                drafted=[False],
-                finish=Finish.EOS,
-                start_clock=0,
-                finish_clock=1,
-            )
+            Rollout.written(RolloutId(0, "train", 0, prompt.id, sample), prompt, [1], Finish.EOS)
             for sample in range(samples)
         )
         for prompt in (Prompt(id=str(number), tokens=[1]) for number in range(prompts))

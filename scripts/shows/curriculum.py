@@ -1,7 +1,7 @@
 """Mixing holds its weights, a resumed run goes on exactly, and sampling by difficulty saves rollouts where prompts differ.
 
-1. configs/demo_mixed.py: the shares of the prompts that the run draws, against the standard error of independent draws.
-2. configs/demo_curriculum.py over two sources, once whole and once resumed in the middle: the same decisions and rollouts.
+1. configs/demo/mixed.py: the shares of the prompts that the run draws, against the standard error of independent draws.
+2. configs/demo/curriculum.py over two sources, once whole and once resumed in the middle: the same decisions and rollouts.
 3. configs/demo.py on 640 prompts at eight seeds, with and without sampling by p(1-p). Evaluations say after how many
    rollouts the mean reward on held-out sums reaches REWARD. The interval is a bootstrap over seeds, both arms of a seed
    together. These sums are equally hard, so sampling by difficulty must only do no harm.
@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import math
-import os
-import sys
 import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import intervals
+import trained
+
+from jaxrl_post.launch.parts import inputs
 
 MINUTES = 75.0
+PLATFORM = "cpu"
 LIMIT_S = 1800.0
 SEEDS = tuple(range(8))
 REWARD = 0.85  # on held-out sums at temperature 1; the demo ends with 0.93
@@ -35,11 +36,8 @@ SUMS = ("data.size=640",)
 HALF = ("data.sources=['task:sums','task:sorting']", "data.size=320", "eval.data=task:sums")
 CURRICULUM = ("curriculum.interest=variance", "curriculum.share=0.5", "curriculum.uniform=0.1", "curriculum.groups=1")
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root)]
     _weights(record)
     _resume(record)
     for data, flags, bounds in (("sums", SUMS, (1.05, None)), ("half", HALF, (0.9, 1.0))):
@@ -51,9 +49,8 @@ def show(record) -> None:
 def _weights(record) -> None:
     """Counts the prompts of each source among those that a run of the demo's length draws."""
     from jaxrl_post import config
-    from jaxrl_post.launch import inputs
 
-    c = config.resolve(config.load(str(record.root / "configs" / "demo_mixed.py")))
+    c = config.resolve(config.load(str(record.root / "configs" / "demo" / "mixed.py")))
     order = inputs.gather(c).train
     counts = Counter(order.at(position)[1].source for position in range(DRAWN))
     keys = {(epoch, prompt.id) for epoch, prompt in map(order.at, range(DRAWN))}
@@ -70,27 +67,23 @@ def _weights(record) -> None:
 
 def _resume(record) -> None:
     """Compares every decision and rollout of a run in one piece with those of a run in two."""
-    short = (
-        "--config.data.sources=['task:sums','task:sorting']",
-        "--config.data.weights=[3.0,1.0]",
-        "--config.data.size=24",
-        "--config.eval.prompts=0",
-        "--config.eval.every=0",
-        "--config.scheduler.prompts=8",
-        "--config.scheduler.group_size=4",
-        "--config.checkpoint.every=4",
+    file, short = (
+        "configs/demo/curriculum.py",
+        (
+            "data.sources=['task:sums','task:sorting'] data.weights=[3.0,1.0] data.size=24 eval.prompts=0 eval.every=0 "
+            "scheduler.prompts=8 scheduler.group_size=4 checkpoint.every=4"
+        ),
     )
     with tempfile.TemporaryDirectory() as folder:
         whole, halves = Path(folder) / "whole", Path(folder) / "halves"
-        _run(record, "demo_curriculum", whole, *short, "--config.steps=12")
-        _run(record, "demo_curriculum", halves, *short, "--config.steps=6")
-        _run(record, "demo_curriculum", halves, *short, "--config.steps=12", "--resume")
+        for place, more in ((whole, ["steps=12"]), (halves, ["steps=6"]), (halves, ["steps=12", "--resume"])):
+            trained.run(record, file, place, short, *more, timeout_s=LIMIT_S)
         decisions, rollouts = (
             [_digest(place, name) for place in (whole, halves)] for name in ("scheduler_log*", "rollouts/*")
         )
         record.figure("resume.decisions_equal", decisions[0] == decisions[1] and bool(decisions[0]), equals=True)
         record.figure("resume.rollouts_equal", rollouts[0] == rollouts[1] and bool(rollouts[0]), equals=True)
-        passes = sum(row.get("curriculum/num_passes", 0.0) for row in _rows(whole))
+        passes = sum(row.get("curriculum/num_passes", 0.0) for row in trained.rows(whole))
         record.figure("resume.passes", passes, at_least=3)
 
 
@@ -123,18 +116,8 @@ def _rollouts(record, seed: int, options: tuple[str, ...]) -> float:
         shared = (f"steps={STEPS}", "checkpoint.every=0", "eval.prompts=128", f"eval.every={EVERY}", f"seed={seed}")
         command = ("scripts/until_reward.py", place, REWARD_IN, REWARD, "configs/demo.py", *shared, *options)
         record.run(*command, timeout_s=LIMIT_S)
-        curve = [(row["step"], row[REWARD_IN]) for row in _rows(place) if REWARD_IN in row]
+        curve = [(row["step"], row[REWARD_IN]) for row in trained.rows(place) if REWARD_IN in row]
         for (before, low), (step, high) in itertools.pairwise(curve):
             if low < REWARD <= high:
                 return PER_STEP * (before + (step - before) * (REWARD - low) / (high - low))
     return float(PER_STEP * STEPS)
-
-
-def _rows(place: Path) -> list[dict]:
-    return [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-
-
-def _run(record, config: str, place: Path, *flags: str) -> None:
-    """Runs a whole command."""
-    file = f"--config=configs/{config}.py"
-    record.run("-m", "jaxrl_post.main", file, f"--run-dir={place}", *flags, timeout_s=LIMIT_S)

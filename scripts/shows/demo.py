@@ -7,10 +7,14 @@ its rollouts in a random order.
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 from pathlib import Path
+
+import trained
+
+from jaxrl_post import config
+from jaxrl_post.data import prompts
+from jaxrl_post.runs import rollout_log
 
 MINUTES = 9.0
 
@@ -51,30 +55,23 @@ def _run(record, *overrides: str) -> dict:
     """Runs one whole command from a cold compilation cache. Returns its figures and what its held-out prompts met."""
     with tempfile.TemporaryDirectory() as folder:
         run, cache = Path(folder) / "run", Path(folder) / "cache"
-        seconds = record.run(
-            "-m",
-            "jaxrl_post.main",
-            "--config=configs/demo.py",
-            f"--run-dir={run}",
-            *overrides,
-            timeout_s=LIMIT_S,
-            env={"JAX_COMPILATION_CACHE_DIR": str(cache)},
-        )
-        summary = json.loads((run / "summary.json").read_text())
+        cold = {"JAX_COMPILATION_CACHE_DIR": str(cache)}
+        seconds = trained.run(record, "configs/demo.py", run, "", *overrides, timeout_s=LIMIT_S, env=cold)
         evaluations = (run / "evaluations" / "index.jsonl").read_text().splitlines()
-        return {**summary["eval"], "seconds": seconds, "evaluations": len(evaluations), "seen": _seen(record, run)}
+        return {
+            **trained.summary(run)["eval"],
+            "seconds": seconds,
+            "evaluations": len(evaluations),
+            "seen": _seen(record, run),
+        }
 
 
 def _seen(record, run: Path) -> int:
     """Returns the held-out prompts that the training rollouts, or the rows of the supervised training, contain."""
-    sys.path.insert(0, str(record.root))
-    from jaxrl_post import config
-    from jaxrl_post.data import prompts
-    from jaxrl_post.telemetry import rollout_log
 
     def ids(folder: str) -> set[str]:
         return {group.prompt.id for file in sorted((run / folder).glob("*.npz")) for group in rollout_log.read(file)}
 
-    sft = config.resolve(config.load(str(record.root / "configs" / "demo_sft.py")))
+    sft = config.resolve(config.load(str(record.root / "configs" / "demo" / "sft.py")))
     rows = prompts.rows(sft.data.train, seed=sft.seed, split="sft", size=sft.data.size, arguments=sft.data.task)
     return len(ids("evaluations") & (ids("rollouts") | {row["id"] for row in rows}))

@@ -16,6 +16,10 @@ import sys
 import tempfile
 
 import bucket_server
+import figures
+import prose
+
+from jaxrl_post import config
 
 MINUTES = 30.0
 SHORT = (
@@ -29,24 +33,24 @@ SHORT = (
 )
 # What a config needs beside, or instead, to be short.
 OWN = {
-    "stories_elastic": ("eval.at=[1]",),
-    "demo_partial": ("scheduler.stream=2",),
-    "demo_lending": ("scheduler.stream=2",),
-    "demo_pipeline": ("scheduler.ahead=2", "scheduler.max_unscored=4"),
-    "demo_interleaved": ("scheduler.ahead=2", "scheduler.max_unscored=4", "scheduler.max_ready=4"),
-    "demo_split": ("scheduler.ahead=2", "scheduler.max_unscored=4"),
-    "demo_sft": ("scheduler.group_size=1", "optimizer.warmup_steps=1"),
-    "demo_dpo": ("scheduler.group_size=2", "optimizer.warmup_steps=1"),
-    "demo_reward_model": ("scheduler.group_size=2", "optimizer.warmup_steps=1", "eval.prompts=0", "eval.samples=4"),
+    "models/stories_elastic": ("eval.at=[1]",),
+    "demo/partial": ("scheduler.stream=2",),
+    "demo/lending": ("scheduler.stream=2",),
+    "demo/pipeline": ("scheduler.ahead=2", "scheduler.max_unscored=4"),
+    "demo/interleaved": ("scheduler.ahead=2", "scheduler.max_unscored=4", "scheduler.max_ready=4"),
+    "demo/split": ("scheduler.ahead=2", "scheduler.max_unscored=4"),
+    "demo/sft": ("scheduler.group_size=1", "optimizer.warmup_steps=1"),
+    "demo/dpo": ("scheduler.group_size=2", "optimizer.warmup_steps=1"),
+    "demo/reward_model": ("scheduler.group_size=2", "optimizer.warmup_steps=1", "eval.prompts=0", "eval.samples=4"),
     **dict.fromkeys(
-        ("gmpo", "dppo", "dro", "clip_cov", "kl_cov", "deepseek_v3_2"),
+        ("recipes/gmpo", "recipes/dppo", "recipes/dro", "recipes/clip_cov", "recipes/kl_cov", "recipes/deepseek_v3_2"),
         ("scheduler.mini_batches=2", "scheduler.ppo_epochs=1", "eval.every=2"),
     ),
-    "ppo": ("scheduler.mini_batches=2", "scheduler.ppo_epochs=1", "eval.every=2", "critic.warmup_steps=1"),
-    **dict.fromkeys(("demo_ppo", "ppo_value_head", "vapo"), ("critic.warmup_steps=1",)),
-    "gspo": ("scheduler.mini_batches=2", "eval.every=2"),
-    "cispo": ("scheduler.mini_batches=2", "eval.every=2"),
-    "sapo": ("scheduler.mini_batches=1", "scheduler.ppo_epochs=2", "eval.every=2"),
+    "recipes/ppo": ("scheduler.mini_batches=2", "scheduler.ppo_epochs=1", "eval.every=2", "critic.warmup_steps=1"),
+    **dict.fromkeys(("demo/ppo", "recipes/ppo_value_head", "recipes/vapo"), ("critic.warmup_steps=1",)),
+    "recipes/gspo": ("scheduler.mini_batches=2", "eval.every=2"),
+    "recipes/cispo": ("scheduler.mini_batches=2", "eval.every=2"),
+    "recipes/sapo": ("scheduler.mini_batches=1", "scheduler.ppo_epochs=2", "eval.every=2"),
 }
 OPTIONS = "jaxrl_post.config.reference"  # prints docs/options.md
 ENDLESS = ("serve", "jetstream", "tinker", "watch")
@@ -64,10 +68,8 @@ BY_NAME = (
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "scripts"), str(record.root / "tests")]
     os.chdir(record.root)
     import pages
-    import prose
 
     named = pages.names()
     found = {name: record.root / name for name in named}
@@ -87,8 +89,6 @@ def show(record) -> None:
 
 def _current(record) -> None:
     """Figures, options and the map of the floors are what results files, schema and imports give."""
-    import figures
-
     text = figures.PAGE.read_text()
     record.figure("figures_current", figures.filled(text) == text, equals=True)
     done = subprocess.run([sys.executable, "-m", OPTIONS], capture_output=True, text=True, cwd=record.root)
@@ -142,8 +142,6 @@ def _checked_by_name(words: list[str]) -> bool:
     """Whether a command is a show or a server, says no config to run, repeats a skipped step, or needs a checkpoint that is not there.
 
     A command that goes on from a run by that run's config is one of them: here that run has fewer steps than its page says."""
-    from jaxrl_post import config
-
     if "replay" in words or (words[1:3] == ["-m", "jaxrl_post"] and _is_a_form(words[3], words[4:])):
         return True
     if words[1:3] == ["-m", "jaxrl_post.main"] and not any(word.startswith(("--config=", "--help")) for word in words):
@@ -200,8 +198,10 @@ def _shortened(words: list[str], folder: str) -> list[str]:
         return ["scheduler" if word == "SECTION" else word for word in words]
     if words[:2] != ["-m", "jaxrl_post.main"] and words[:3] != ["-m", "jaxrl_post", "train"]:
         return words
-    (stem,) = [os.path.splitext(os.path.basename(word))[0] for word in words if word.startswith("--config=")]
-    own = [f"--config.{override}" for override in (*SHORT, *OWN.get(stem, ()))]
+    (name,) = [
+        word.removeprefix("--config=configs/").partition(".")[0] for word in words if word.startswith("--config=")
+    ]
+    own = [f"--config.{override}" for override in (*SHORT, *OWN.get(name, ()))]
     if not any(word.startswith(("--run-dir", "--resume=")) for word in words):
         own.append(f"--config.run_dir={folder}/unnamed")
     at = next(place for place, word in enumerate(words) if word.startswith("--config="))

@@ -1,24 +1,22 @@
-"""Conversations: two policies learn in environments, and nothing that makes the engine fast changes a token of a turn.
+"""Conversations: two policies learn in environments, killed runs go on bit for bit, and failing environments mask rollouts.
 
-- training: configs/demo_calculator.py and configs/demo_grid_world.py, on held-out problems.
-- tokens: 1,000 conversations in four chat templates, against the text tokenised once.
-- equality: drafts, preemption, parking, deferral, swaps and restarts over turns, bit for bit, with an independent sampler
-  and planted faults.
+- training: configs/demo/calculator.py and configs/demo/grid_world.py, on held-out problems.
 - kill: a pipelined run is killed in the middle of conversations and resumed.
 - faults: environments that hang, raise and die mask their rollouts, and are counted.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+import trained
 from killed import CONVERSING, Runs, steps
+
+from jaxrl_post.runs import rollout_log
+from jaxrl_post.runs.checkpoint import host_state
 
 MINUTES = 12.0
 
@@ -26,7 +24,7 @@ LIMIT_S = 3000.0  # of one run, on a busy machine
 KILLS = (30, 90)  # dispatches at which a run is killed, in the middle of conversations
 STEPS, EVERY = 8, 2
 KILLED = (
-    "--config=configs/demo_calculator.py",
+    "--config=configs/demo/calculator.py",
     f"--config.steps={STEPS}",
     f"--config.checkpoint.every={EVERY}",
     *CONVERSING,
@@ -52,9 +50,6 @@ class Broken(Calculator):
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "tests")]
-    _tokens(record)
-    _equality(record)
     _trained(record)
     _killed(record)
     _faults(record)
@@ -64,11 +59,12 @@ def show(record) -> None:
 
 
 def _trained(record) -> None:
-    bounds = {"demo_calculator": {"at_least": 0.8}, "demo_grid_world": {}}
-    for name, after in bounds.items():
-        found = record.cached(name, lambda name=name: _run(record, f"--config=configs/{name}.py"))
+    bounds = {"calculator": {"at_least": 0.8}, "grid_world": {}}
+    for config, after in bounds.items():
+        name = f"demo_{config}"
+        found = record.cached(name, lambda: _run(record, f"configs/demo/{config}.py"))
         first, last = found["eval"]["before"], found["eval"]["after"]
-        highest = 0.4 if name == "demo_calculator" else 0.9
+        highest = 0.4 if config == "calculator" else 0.9
         record.figure(f"{name}.prompts", first["n"], at_least=40)
         record.figure(f"{name}.mean_at_4.before", first["mean_at_4"], at_most=highest)
         record.figure(f"{name}.mean_at_4.after", last["mean_at_4"], **after)
@@ -80,116 +76,10 @@ def _trained(record) -> None:
         record.figure(f"{name}.unscored", last["num_unscored"], equals=0)
 
 
-def _run(record, *arguments: str) -> dict:
-    """Runs a whole command. Returns its summary."""
+def _run(record, config: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        record.run("-m", "jaxrl_post.main", *arguments, f"--run-dir={run}", timeout_s=LIMIT_S)
-        return json.loads((run / "summary.json").read_text())
-
-
-# ---- tokens
-
-
-def _tokens(record) -> None:
-    import numpy as np
-    import test_data_turns as turns
-
-    from jaxrl_post.data.chat import Chat
-    from jaxrl_post.data.turns import Wording
-
-    number = differ = tokens = 0
-    for template, end in turns.TEMPLATES.values():
-        chat = Chat(template=template, tokens={"bos_token": "<s>", "eos_token": "</s>"})
-        wording, noise = Wording(chat, turns.bpe(end)), np.random.default_rng(1)
-        for _ in range(250):
-            messages = turns.conversation(noise)
-            mine, once = turns.appended(wording, messages), wording.whole(messages)
-            number, tokens = number + 1, tokens + len(mine)
-            differ += once[: len(mine)] != mine
-        chat.close()
-    record.figure("conversations", number, equals=1000)
-    record.figure("conversations.tokens", tokens)
-    record.figure("conversations.that_differ_from_the_text_tokenised_once", differ, equals=0)
-
-
-# ---- equality
-
-
-def _equality(record) -> None:
-    import engine_lab as lab
-    import test_engine_host_turns as turns
-
-    shared = lab.engine()
-    plain = lab.run(turns.conversing(shared), turns.ASKED)
-    record.figure("equality.conversations", len(plain))
-    record.figure("equality.turns", sum(map(turns.turns_of, plain.values())), at_least=80)
-    objections = [text for text in _sampled(turns, plain) if text]
-    record.figure("equality.objections_of_the_independent_sampler", objections, equals=[])
-    for name, out in _arms(turns, lab, shared, plain):
-        record.figure(f"equality.{name}", turns.same(plain, out), equals=True)
-    record.planted("tests/test_engine_host_turns.py", 3)
-
-
-def _sampled(turns, plain) -> list[str]:
-    import engine_lab as lab
-    import fake_environments as fake
-    import sampler
-
-    out = []
-    for request in turns.ASKED:
-        got = plain[request.rollout_id]
-        draws, _ = fake.reference(request, lab.weights(0))
-        out.append(sampler.disagreement(draws, got.tokens, got.logprobs, got.entropies))
-    return out
-
-
-def _arms(turns, lab, shared, plain):
-    """Yields the name and the rollouts of every way to run the same conversations."""
-    import dataclasses
-
-    from jaxrl_post.engine.host.swap_policy import SwapPolicy
-
-    asked = turns.ASKED
-    for delay in (0, 3, 200):
-        yield f"joined_after_{delay}_steps", lab.run(turns.conversing(shared, delay), asked)
-    for mode in ("recompute", "verify", "restart"):
-        yield f"parked_{mode}", lab.park_and_resume(turns.conversing(shared), asked, mode=mode)[0]
-    again = [dataclasses.replace(r, prefix=plain[r.rollout_id], prefix_mode="verify") for r in asked]
-    yield "deferred_and_verified", lab.run(turns.conversing(shared), again)
-    yield "preempted", lab.run(turns.conversing(lab.engine(pages=12)), asked)
-    groups = lab.groups_of(asked, plain, vary=0.1)
-    drafted = lab.engine(drafting=lab.drafting("ours", groups), cost=lab.FREE_ROWS)
-    yield "speculation", lab.run(turns.Turns(drafted, turns.fake.Scripted(), delay=10), asked)
-    for rule in ("recompute", "verify"):
-        yield f"swapped_{rule}", _swapped(turns, lab.engine(swap_policy=SwapPolicy(rule)))
-    yield "restarted", _restarted(turns, shared)
-
-
-def _swapped(turns, below) -> dict:
-    engine, out, dispatches = turns.conversing(below), {}, 0
-    engine.submit(turns.ASKED)
-    while engine.pending:
-        out.update((r.id, r) for r in engine.step())
-        dispatches += 1
-        if dispatches % 10 == 0:
-            engine.swap(below.device.params, engine.version + 1)
-    return out
-
-
-def _restarted(turns, shared) -> dict:
-    """Saves after three dispatches, and goes on in other objects from the state alone."""
-    engine, out = turns.conversing(shared), {}
-    engine.submit(turns.ASKED)
-    for _ in range(3):
-        out.update((r.id, r) for r in engine.step())
-    states, prompts = (shared.state_dict(), engine.state_dict()), {r.prompt.id: r.prompt for r in turns.ASKED}
-    shared.load_state_dict(states[0], prompts)
-    revived = turns.Turns(shared, turns.fake.Scripted(), delay=10)
-    revived.load_state_dict(states[1], prompts)
-    while revived.pending:
-        out.update((r.id, r) for r in revived.step())
-    return out
+        trained.run(record, config, Path(folder) / "run", timeout_s=LIMIT_S)
+        return trained.summary(Path(folder) / "run")
 
 
 # ---- kill
@@ -202,10 +92,7 @@ def _killed(record) -> None:
         seen = []
         for dispatch in KILLS:
             name = f"killed-{dispatch}"
-            fault = {"JAXRL_FAULT": f"dispatch:{dispatch}:kill"}
-            done = subprocess.run(
-                runs.begun(name), cwd=record.root, env=runs.environment() | fault, capture_output=True, timeout=LIMIT_S
-            )
+            done = runs.met(name, LIMIT_S, JAXRL_FAULT=f"dispatch:{dispatch}:kill")
             record.figure(f"kill_at_dispatch_{dispatch}.exit", done.returncode, equals=-signal.SIGKILL)
             seen.append(max(steps(runs.here / name), default=0))
             runs.finish(name)
@@ -218,8 +105,6 @@ def _killed(record) -> None:
 
 def _waiting(run: Path) -> int:
     """Returns the conversations that waited for their environment in the run's saved steps."""
-    from jaxrl_post.checkpoint import host_state
-
     found = [file.parent for file in (run / "checkpoints").glob("step_*/**/state.json")]
     return sum(len(host_state.read_state(folder)["conversations"][1]["waiting"]) for folder in found)
 
@@ -228,19 +113,13 @@ def _waiting(run: Path) -> int:
 
 
 def _faults(record) -> None:
-    from jaxrl_post.telemetry import metrics, rollout_log
-
     with tempfile.TemporaryDirectory() as folder:
         file, run = Path(folder) / "broken.py", Path(folder) / "run"
         file.write_text(BROKEN)
-        more = ("--config.steps=3", "--config.eval.prompts=0", "--config.checkpoint.every=0")
-        own = (f"--config.environment.name={file}:Broken", "--config.environment.timeout_s=3.0")
-        record.run(
-            *("-m", "jaxrl_post.main", "--config=configs/demo_calculator.py", f"--run-dir={run}", *more, *own),
-            timeout_s=LIMIT_S,
-            env={"PYTHONPATH": str(record.root) + os.pathsep + os.environ.get("PYTHONPATH", "")},
-        )
-        rows = metrics.read(run / "metrics.jsonl")
+        env = {"PYTHONPATH": str(record.root) + os.pathsep + os.environ.get("PYTHONPATH", "")}
+        own = f"steps=3 eval.prompts=0 checkpoint.every=0 environment.name={file}:Broken environment.timeout_s=3.0"
+        trained.run(record, "configs/demo/calculator.py", run, own, timeout_s=LIMIT_S, env=env)
+        rows = trained.rows(run)
         groups = [group for log in sorted((run / "rollouts").glob("*.npz")) for group in rollout_log.read(log)]
     fates = {0: "hang", 1: "raise", 2: "die"}
     masked = dict.fromkeys(fates.values(), 0)

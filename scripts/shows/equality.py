@@ -7,18 +7,24 @@ planted faults follow, each of which must break an equality.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
-import sys
+
+import numpy as np
+import sampler
+
+from jaxrl_post.engine import bit_probe
+from jaxrl_post.models import llama2c
+from jaxrl_post.parallel import mesh as meshes
 
 MINUTES = 6.0
+PLATFORM = "cpu"
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "tests")]
     _on_real_weights(record)
     _sharded(record)
     record.planted("tests/test_engine_equality.py", 5)
@@ -26,10 +32,6 @@ def show(record) -> None:
 
 def _on_real_weights(record) -> None:
     import engine_lab as lab
-    import numpy as np
-
-    from jaxrl_post.engine import bit_probe
-    from jaxrl_post.models import llama2c
 
     config, params = llama2c.load(record.data("tinystories-260k", "stories260K.bin"))
     asked = lab.requests(200, samples=8, longest_prompt=24, longest=64, vocab=config.vocab_size, seed=1)
@@ -61,8 +63,6 @@ def _on_real_weights(record) -> None:
 
 
 def _among_engine_runs(record, lab, several, run, asked, plain, model) -> None:
-    import numpy as np
-
     config, params = model
     noise = np.random.default_rng(1)
     turned = [asked[i] for i in noise.permutation(len(asked))]
@@ -89,7 +89,6 @@ def _among_engine_runs(record, lab, several, run, asked, plain, model) -> None:
 
 def _against_sampler(record, lab, plain, asked, config, params) -> list[str]:
     """Compares this run's rollouts with the sampler's draws, which are kept by commit."""
-    import sampler
 
     def draws() -> list:
         return [[[d.token, d.logprob, d.entropy, d.gap] for d in lab.reference(r, params, config)] for r in asked]
@@ -103,15 +102,11 @@ def _against_sampler(record, lab, plain, asked, config, params) -> list[str]:
 
 
 def _ending(request, eos: int):
-    import dataclasses
-
     return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, eos_ids=(eos,)))
 
 
 def _sharded(record) -> None:
     import engine_lab as lab
-
-    from jaxrl_post.parallel import mesh as meshes
 
     sizes = dict(max_length=176, pages=200, row_sizes=(64,))
     how = dict(samples=4, exact=128, longest_prompt=40, temperatures=(1.0,), seed=3)

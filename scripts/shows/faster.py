@@ -12,7 +12,10 @@ workload.
 
 from __future__ import annotations
 
-import sys
+import dataclasses
+
+from jaxrl_post import config
+from jaxrl_post.simulate import settings, simulation
 
 MINUTES = 8.0
 BOUNDS = {
@@ -27,7 +30,6 @@ LANE_ROUNDS = 33
 
 
 def show(record) -> None:
-    sys.path.insert(0, str(record.root))
     for cap, (alone, rollpacker) in BOUNDS.items():
         for mode in MODES:
             found = record.cached(f"{cap}.{mode}", lambda: _report(record, cap, mode))
@@ -45,20 +47,13 @@ def show(record) -> None:
 
 
 def _given(record, cap: str, *overrides: str):
-    from jaxrl_post import config
-    from jaxrl_post.sim import settings
-
     return settings.resolve(config.load(str(record.root / "configs" / "sim" / f"ours_{cap}.py")), overrides)
 
 
 def _report(record, cap: str, mode: str) -> dict:
-    import dataclasses
-
-    from jaxrl_post import simulate
-
     given = _given(record, cap, f"rounds={ROUNDS[cap][list(MODES).index(mode)]}")
     tail = f"prefix_mode={mode} scheduler.long_batches={MODES[mode]}"
-    return simulate.report(
+    return simulation.report(
         dataclasses.replace(given, parts=tuple(part.replace("prefix_mode=recompute", tail) for part in given.parts))
     )
 
@@ -89,8 +84,6 @@ def _figures(record, name: str, report: dict, bounds: dict) -> None:
 
 
 def _laned(record, lane: float) -> dict:
-    from jaxrl_post import simulate
-
     given = _given(
         record,
         "16k",
@@ -101,4 +94,4 @@ def _laned(record, lane: float) -> dict:
         "scheduler.prefix_mode=recompute",
         f"scheduler.lane={lane}",
     )
-    return simulate.turn(given)
+    return simulation.run(given)

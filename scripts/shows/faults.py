@@ -18,7 +18,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ import killed_reward_workers
 from killed import Runs, steps
 
 MINUTES = 50.0
+SOURCES = ("scripts/faulty_calls.c",)
 STEPS = 48
 DEADLINE_S = 12
 SHORT = (
@@ -44,8 +44,8 @@ SHORT = (
 )
 MODES = {  # a pipeline with this staleness publishes, and so saves, every other step
     "sync": ("--config=configs/demo.py",),
-    "tail_batching": ("--config=configs/demo_tail_batching.py",),
-    "pipeline": ("--config=configs/demo_pipeline.py", "--config.scheduler.max_staleness=1"),
+    "tail_batching": ("--config=configs/demo/tail_batching.py",),
+    "pipeline": ("--config=configs/demo/pipeline.py", "--config.scheduler.max_staleness=1"),
 }
 COUNTS = {  # point -> which time after a start; each comes after a save, and two or three steps later
     "dispatch": 40,
@@ -68,7 +68,6 @@ LEFT = ("hang.txt", "hang.json")  # what a hang leaves, and an undisturbed run h
 
 
 def show(record) -> None:
-    sys.path.insert(0, str(record.root))
     arms = {
         "points": _points,
         "folder": _folder,
@@ -111,7 +110,6 @@ def _folder(record) -> None:
 
 
 def _say(record, mode: str, key: str, found: dict) -> None:
-    """Writes the figures of one chain of faults."""
     if key == "moments":
         record.figure(f"{mode}.random_moments", len(found["codes"]), equals=len(MOMENTS[mode]))
         record.figure(f"{mode}.random_moments.exit_codes", found["codes"], equals=[-9] * len(MOMENTS[mode]))
@@ -136,11 +134,8 @@ def _struck_everywhere(runs: Runs, kind: str) -> dict:
     here, first, often = runs.here / kind, 3 * list(CODES).index(kind), 2 if kind == "term" else 1
     codes, at = {}, [0]
     for point in [*list(COUNTS)[first:], *list(COUNTS)[:first]]:
-        environment = {**runs.environment(), "JAXRL_FAULT": f"{point}:{COUNTS[point] // often}:{kind}"}
         for _ in range(TRIES):
-            done = subprocess.run(
-                runs.begun(kind), cwd=runs.root, env=environment, capture_output=True, text=True, timeout=300
-            )
+            done = runs.met(kind, 300, JAXRL_FAULT=f"{point}:{COUNTS[point] // often}:{kind}")
             codes.setdefault(point, []).append(done.returncode)
             for left in LEFT:
                 (here / left).unlink(missing_ok=True)
@@ -184,9 +179,7 @@ def _second_process(record, runs: Runs) -> None:
     lock = runs.here / "live" / ".lock"
     while not (lock.is_file() and lock.read_text()) and first.poll() is None:
         time.sleep(0.1)
-    second = subprocess.run(
-        runs.begun("live"), cwd=runs.root, env=runs.environment(), capture_output=True, text=True, timeout=300
-    )
+    second = runs.met("live", 300)
     first.kill()
     first.wait()
     said = f"in use by process {first.pid} on host" in second.stderr

@@ -12,7 +12,9 @@ tail batching's share of the ablation. Training and rewards have the shares that
 from __future__ import annotations
 
 import math
-import sys
+
+from jaxrl_post import config
+from jaxrl_post.simulate import settings, simulation
 
 MINUTES = 8.0
 TIMES = {  # (eta of prompts, eta of rollouts) -> seconds at 8k, 16k, 32k
@@ -32,7 +34,6 @@ ROUNDS, MANY_ROUNDS = (25, 160)  # many, because with eta on rollouts alone a ro
 
 
 def show(record) -> None:
-    sys.path.insert(0, str(record.root))
     errors, found = [], {}
     for (prompts, answers), times in TIMES.items():
         for cap, published in zip(STEPS, times):
@@ -51,10 +52,6 @@ def show(record) -> None:
 
 
 def _cell(record, cap: str, prompts: float, answers: float) -> dict:
-    """Returns the figures of whole periods."""
-    from jaxrl_post import config, simulate
-    from jaxrl_post.sim import settings
-
     period = round(1 / (prompts - 1)) + 1 if prompts > 1 else 1
     rounds = period * round((MANY_ROUNDS if prompts == 1 and answers >= 1.25 else ROUNDS) / period)
     name = "sync" if prompts == answers == 1 else "rollpacker"
@@ -68,7 +65,7 @@ def _cell(record, cap: str, prompts: float, answers: float) -> dict:
             f"scheduler.over_samples={answers}",
         ),
     )
-    return simulate.turn(given)
+    return simulation.run(given)
 
 
 def _predicted(record, cap: str, sync: dict, ours: dict) -> None:

@@ -11,6 +11,7 @@ learner and engine by the vendor's compiler. Where there is none, one sentence m
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -21,6 +22,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import compilers
+import jax
+import numpy as np
+
+from jaxrl_post.launch.jobs import roles
+from jaxrl_post.launch.plan import chips
+from jaxrl_post.models import decoder, hf
+from jaxrl_post.parallel import mesh as meshes
 
 MINUTES = 25.0
 LIMIT_S = 1800
@@ -35,8 +43,12 @@ COUNT = 20
 MIB = 1 << 20
 KERNELS = "kernels: the jnp references compute attention and sampling"
 SMALL = (  # one size of rows, no evaluations: what is compiled is one dispatch
-    *("--config=configs/demo.py", "--dry-run", "--config.engine.page_size=64", "--config.engine.row_sizes=[64]"),
-    *("--config.eval=default", "--config.eval.prompts=0"),
+    "--config=configs/demo.py",
+    "--dry-run",
+    "--config.engine.page_size=64",
+    "--config.engine.row_sizes=[64]",
+    "--config.eval=default",
+    "--config.eval.prompts=0",
 )
 
 
@@ -77,9 +89,7 @@ KINDS = (
     Kind(kind="TPU v5", slice="v5p-8", mib=98038, cost="v5p", devices=4),
     Kind(kind="TPU v6 lite", slice="v6e-4", mib=32000, cost="v6e", devices=4),
     Kind(kind="TPU7x", slice="tpu7x-8", mib=97024, cost="tpu7x", devices=8),
-    _nvidia(
-        *("Tesla V100-SXM2-16GB", "v100", 16160, "CUDA 13 compiles for 7.5 and later: install CUDA 12"), refused=True
-    ),
+    _nvidia("Tesla V100-SXM2-16GB", "v100", 16160, "CUDA 13 compiles for 7.5 and later: install CUDA 12", refused=True),
     _nvidia("Tesla T4", "t4", 15360, "Tesla T4 has no units for bfloat16"),
     _nvidia("NVIDIA A10G", "a10g", 23028),
     _nvidia("NVIDIA A100-SXM4-40GB", "a100-40gb", 40960),
@@ -117,7 +127,6 @@ KINDS = (
 
 def show(record) -> None:
     python = compilers.python(record.root, "first-contact")
-    sys.path[:0] = [str(record.root), str(record.root / "notebooks")]
     with tempfile.TemporaryDirectory() as folder:
         policy = _policy(Path(folder) / "policy")
         for one in KINDS:
@@ -151,7 +160,6 @@ def _kind(record, python: Path, policy: Path, one: Kind) -> None:
 
 
 def _start(record, python: Path, one: Kind, *arguments: str) -> dict:
-    """Returns what a start in a process of its own said."""
     env = os.environ | {"FAKE_MEMORY": str(one.mib * MIB), "JAX_ENABLE_COMPILATION_CACHE": "0"}
     env |= {"FAKE_CUDA": "13000"} if one.slice != "none" and not one.kind.startswith("TPU") else {}
     env |= {"FAKE_CAPABILITY": one.capability} if one.capability else {}
@@ -166,13 +174,6 @@ def _start(record, python: Path, one: Kind, *arguments: str) -> dict:
 
 def _policy(folder: Path) -> Path:
     """Writes a policy of random weights whose heads and vocabulary the kernels take."""
-    import dataclasses
-
-    import jax
-    import numpy as np
-
-    from jaxrl_post.models import decoder, hf
-
     demo = Path(__file__).resolve().parents[2] / "configs" / "demo_policy"
     shape = dict(vocab_size=4096, embed=256, layers=2, heads=4, kv_heads=2, head_dim=128, ffw=512, windows=())
     model = dataclasses.replace(hf.read_config(demo / "config.json"), **shape)
@@ -184,6 +185,7 @@ def _policy(folder: Path) -> Path:
 
 def _notebook(record, python: Path) -> None:
     """Starts the notebook's own settings, with the policy that it trains."""
+    sys.path.append(str(record.root / "notebooks"))
     import runtimes
 
     for one in (one for one in KINDS if one.cost in ("t4", "l4", "v5e")):
@@ -215,16 +217,12 @@ def _refused(record, python: Path, policy: Path) -> None:
 
 def _meshes(record) -> None:
     """Orders all devices of every slice of TPUs, as a learner of fsdp over all of them, and as two slices."""
-    from jaxrl_post.launch import chips
-    from jaxrl_post.launch.jobs import planned_devices
-    from jaxrl_post.parallel import mesh as meshes
-
     right, tried = 0, 0
     for kind, one in chips.KINDS.items():
         for devices, _ in one.grids:
             for count in (1, 2):
                 where = chips.read(f"{kind}-{int(devices / one.numbered)}").times(count)
-                made = meshes.make_mesh(count, devices, 1, planned_devices.of(where))
+                made = meshes.make_mesh(count, devices, 1, roles.planned(where))
                 tried += 1
                 right += len({device.id for device in made.devices.flat}) == where.devices
     record.figure("meshes", tried, at_least=60)

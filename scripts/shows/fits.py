@@ -16,12 +16,13 @@ import re
 import subprocess
 import sys
 
+import compiled_memories
 import compilers
 
 MINUTES = 8.0
 LIMIT_S = 1200
 SOURCES = ("scripts/compilers.py", "scripts/compile_tier/memories.py", "scripts/compile_tier/memories.json", "configs")
-PRESETS = {  # config file and choice: slice
+PRESETS = {  # file in configs/models/ and choice: slice
     "gsm8k_qwen2_5_0_5b.py:t4": "t4",
     "gsm8k_qwen2_5_0_5b.py:l4": "l4",
     "gsm8k_qwen2_5_0_5b.py:h100": "h100",
@@ -46,11 +47,8 @@ RESIDENT = ("engine.sleep=false", "optimizer.moments_dtype=float32", "optimizer.
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "tests")]
-    import compiled_memories
-
     for name, where in PRESETS.items():
-        found = compiled_memories.preset(record.root / "configs" / name, where)
+        found = compiled_memories.preset(record.root / "configs" / "models" / name, where)
         key = f"{name.partition('.')[0]}.{where}"
         record.figure(f"{key}.word", found.word, equals="fits")
         record.figure(f"{key}.mib", found.most >> 20, at_most=found.room >> 20)
@@ -69,11 +67,8 @@ def _again(record) -> None:
     python = compilers.python(record.root, "fits")
     table = json.loads((record.root / "scripts/compile_tier/memories.json").read_text())
     for name in AGAIN:
-        command = [python, "scripts/compile_tier/memories.py", "--print", name]
-        done = subprocess.run(command, cwd=record.root, text=True, capture_output=True, timeout=LIMIT_S)
-        if done.returncode:
-            raise RuntimeError(f"{name}: {done.stderr[-4000:]}")
-        found = json.loads(done.stdout.splitlines()[-1])[name]["accumulate"]
+        said = record.said("scripts/compile_tier/memories.py", "--print", name, timeout_s=LIMIT_S, python=python)
+        found = json.loads(said.splitlines()[-1])[name]["accumulate"]
         told = table[name]["accumulate"]
         key = f"compiled_again.{name}"
         record.figure(f"{key}.arguments", found["arguments"], equals=told["arguments"])
@@ -86,7 +81,7 @@ def _refused(record) -> None:
 
     def planned(*overrides: str) -> subprocess.CompletedProcess:
         flags = [f"--config.{one}" for one in overrides]
-        file = "--config=configs/gsm8k_qwen2_5_7b.py:v5e-16"
+        file = "--config=configs/models/gsm8k_qwen2_5_7b.py:v5e-16"
         command = [sys.executable, "-m", "jaxrl_post.main", file, "--dry-run", "--slice=v5e-16", *flags]
         env = os.environ | {"JAX_PLATFORMS": "cpu"}
         return subprocess.run(command, cwd=record.root, text=True, capture_output=True, env=env, timeout=LIMIT_S)

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from fuzz import children, planted
+from fuzz import children
+from fuzz.commands import WANTED
 
 MINUTES = 2.0
-SOURCES = ("scripts/fuzz/*.py",)
+SOURCES = ("scripts/fuzz/*",)
 
 CASES = {
     "command_line": 600,
@@ -50,6 +51,6 @@ def show(record) -> None:
         record.figure(name, sum(tally.counts[outcome] for tally in tallies), equals=0)
     record.figure("longest_case_s", max(tally.seconds for tally in cases), at_most=10.0)
     record.figure("most_memory_above_start_bytes", max(tally.grown for tally in cases), at_most=1 << 30)
-    found = children.run("planted", seed, 0, len(planted.WANTED))
-    wanted = {outcome: planted.WANTED.count(outcome) for outcome in children.OUTCOMES}
+    found = children.run("planted", seed, 0, len(WANTED))
+    wanted = {outcome: WANTED.count(outcome) for outcome in children.OUTCOMES}
     record.figure("planted_faults_noticed", found.counts, equals=wanted)

@@ -1,4 +1,4 @@
-"""A random Qwen2.5-0.5B runs configs/gsm8k_qwen2_5_0_5b.py on real GSM8K rows on the CPU, in the memory planned for it.
+"""A random Qwen2.5-0.5B runs configs/models/gsm8k_qwen2_5_0_5b.py on real GSM8K rows on the CPU, in the memory planned for it.
 
 Makes the checkpoint in a temporary folder. It has random weights of the model's shape in bfloat16 (about 1 GB), a
 byte-level BPE tokenizer trained on GSM8K's own text, and a ChatML template. Then runs the shipped config for 2 steps
@@ -11,7 +11,6 @@ prints.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import time
 from pathlib import Path
 
 MINUTES = 12.0
-CONFIG = "configs/gsm8k_qwen2_5_0_5b.py"
+CONFIG = "configs/models/gsm8k_qwen2_5_0_5b.py"
 SMALL = (
     "steps=2",
     "scheduler.prompts=2",
@@ -113,18 +112,8 @@ def _planned(record, environment: dict, flags: list[str]) -> float:
 
 def _command(record, environment: dict, *flags: str) -> tuple[str, float]:
     begun = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", WATCHED, f"--config={CONFIG}", *flags],
-        cwd=record.root,
-        text=True,
-        env={**os.environ, **environment},
-        timeout=3600,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    if done.returncode:
-        raise RuntimeError(f"the run exited {done.returncode}:\n{done.stdout[-4000:]}")
-    return done.stdout, time.monotonic() - begun
+    said = record.said("-c", WATCHED, f"--config={CONFIG}", *flags, timeout_s=3600, env=environment)
+    return said, time.monotonic() - begun
 
 
 def _free_gib() -> float:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
 from pathlib import Path
+
+import processes
 
 MINUTES = 15.0
 PROCESSES, MIB = 8, 8192
@@ -20,9 +21,6 @@ SPARE = 32 << 20  # bytes that a phase may read beside tensors
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
-    import processes
-
     mib = int(record.options.get("mib", MIB))
     with tempfile.TemporaryDirectory() as folder:
         found: dict[str, list[dict]] = {}

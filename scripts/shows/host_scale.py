@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -35,22 +34,15 @@ def show(record) -> None:
 
 
 def _run(record, rounds: int) -> dict:
-    done = subprocess.run(
-        [sys.executable, __file__, str(rounds)],
-        cwd=record.root,
-        check=True,
-        text=True,
-        stdout=subprocess.PIPE,
-        timeout=3600,
-        env={**os.environ, "PYTHONPATH": str(record.root)},
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+    told = record.said(__file__, str(rounds), timeout_s=3600, env={"PYTHONPATH": str(record.root)})
+    return json.loads(told.splitlines()[-1])
 
 
 def one(rounds: int) -> dict:
     """Simulates the given number of rounds in this process."""
-    from jaxrl_post import config, loop, simulate
-    from jaxrl_post.sim import settings
+    from jaxrl_post import config
+    from jaxrl_post.ring import loop
+    from jaxrl_post.simulate import settings, simulation
 
     root = Path(__file__).resolve().parents[2]
     given = settings.resolve(
@@ -68,9 +60,11 @@ def one(rounds: int) -> dict:
             "scheduler.prefix_mode=recompute",
         ),
     )
-    ring = simulate.assemble(given)
+    ring = simulation.assemble(given)
     begun, busy = time.perf_counter(), time.process_time()
-    loop.run(simulate.tallied(ring), ring.engine, ring.scheduler, ring.rewards, ring.learner, simulate.publish, rounds)
+    loop.run(
+        simulation.tallied(ring), ring.engine, ring.scheduler, ring.rewards, ring.learner, simulation.publish, rounds
+    )
     seconds, busy = time.perf_counter() - begun, time.process_time() - busy
     rollouts = sum(one.lengths.size for one in ring.tally.rounds)
     return {

@@ -11,11 +11,18 @@ time each dispatch, and the least counts: other programs on the machine make CPU
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 
 import numpy as np
+from idle_device import EOS, VOCABULARY, IdleDevice
+
+from jaxrl_post.engine.host.row_host import RowHost
+from jaxrl_post.engine.host.wire import EngineSettings
+from jaxrl_post.engine.speculation.interface import Drafter
+from jaxrl_post.engine.speculation.speculation import Drafting
+from jaxrl_post.engine.step_cost import StepCost
+from jaxrl_post.ring.types import Finish, Prompt, Request, Rollout, RolloutId, Sampling
 
 MINUTES = 3.0
 
@@ -25,7 +32,6 @@ WARM, DISPATCHES, RUNS = 6, 40, 8
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
     cases = [(live, replicas) for replicas in REPLICAS for live in LIVE]
     runs = [{case: _run(*case) for case in cases} for _ in range(RUNS)]
     found = {}
@@ -64,36 +70,26 @@ def _run(live: int, replicas: int) -> tuple[np.ndarray, int]:
 
 
 def _host(live: int, replicas: int):
-    from idle_device import VOCABULARY, IdleDevice
-
-    from jaxrl_post.engine.host.row_host import HostSettings, RowHost
-    from jaxrl_post.engine.host.wire import Sizes
-    from jaxrl_post.engine.speculation.interface import Off
-    from jaxrl_post.engine.speculation.speculation import Drafting
-    from jaxrl_post.engine.step_cost import StepCost
-
     slots = live // replicas
-    sizes = Sizes.of(
-        replicas,
+    cost = StepCost((slots, 2 * slots), (1.0, 1.5), "two sizes")
+    settings = EngineSettings(
+        replicas=replicas,
         slots=slots,
         max_length=LONGEST,
         page_size=PAGE,
         pages=slots * LONGEST // PAGE,
+        row_sizes=cost.rows,
         head_rows=slots,
         steps_per_dispatch=STEPS,
+        refill_slots=slots // 16,
     )
-    cost = StepCost((slots, 2 * slots), (1.0, 1.5), "two sizes")
-    given = HostSettings(row_sizes=cost.rows, refill_slots=slots // 16, cost=cost, vocab_size=VOCABULARY)
-    drafting = Drafting(Off(), replicas=replicas, slots=slots, past=lambda id: ())
-    return RowHost(IdleDevice(sizes, MEAN), sizes, given, drafting=drafting)
+    drafting = Drafting(Drafter(), replicas=replicas, slots=slots, past=lambda id: ())
+    device = IdleDevice(settings, MEAN)
+    return RowHost(device, settings, cost=cost, vocab_size=VOCABULARY, drafting=drafting)
 
 
 def _requests(replicas: int) -> Iterator:
     """Yields requests whose rollouts begin with up to twice the mean length, as rollouts in the midst of a run do."""
-    from idle_device import EOS
-
-    from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId, Sampling
-
     noise, number, law = np.random.default_rng(1), 0, Sampling(eos_ids=(EOS,))
     while True:
         prompt = Prompt(id=f"prompt-{number}", tokens=noise.integers(3, 1000, PROMPT))

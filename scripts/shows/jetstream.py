@@ -23,11 +23,10 @@ from pathlib import Path
 import peers
 
 MINUTES = 4.0
+PLATFORM = "cpu"
 LIMIT_S = 1800.0
 LAID = "google-jetstream==0.2.2 grpcio==1.85.3 prometheus-client==0.26.0 shortuuid==1.0.13"
 PINS = ("constraints/py3.11.txt", "constraints/jetstream.txt")
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def show(record) -> None:

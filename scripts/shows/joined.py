@@ -1,7 +1,7 @@
 """One command joins four processes under every launcher, and goes on bit for bit after processes of the job were killed.
 
-Runs a small configs/demo_sharded.py for 3 steps, in bfloat16 on a mesh of data x fsdp = 2 x 2, as four processes of one CPU
-device each. Every launcher's variables are emulated on this machine, and the command is the same. Each run is compared with
+Runs a small configs/demo/sharded.py for 3 steps, in bfloat16 on a mesh of data x fsdp = 2 x 2. The job has four processes of
+one CPU device each. Every launcher's variables are emulated on this machine, and the command is the same. Each run is compared with
 the first: decisions, rollouts, metrics, weights and moments of all processes, byte for byte.
 
 Then one more job loses a process to `kill -9` twice: first process 2, then process 0, which coordinates. Each time the others
@@ -11,13 +11,15 @@ end with exit code 42 and name the lost one, and the job begins again by itself.
 from __future__ import annotations
 
 import re
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
 import joined_jobs
+from killed import differences
+
+from jaxrl_post.runs import attempts
 
 MINUTES = 11.0
 PROCESSES, STEPS = 4, 3
@@ -27,9 +29,6 @@ KILLS = ((2, 1), (0, 2))  # a process, and the checkpoint after which it is kill
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
-    from killed import differences
-
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         first, *others = joined_jobs.LAUNCHERS
@@ -46,8 +45,7 @@ def show(record) -> None:
 
 
 def _run(record, run: Path, launcher: str, most_restarts: int = 0) -> tuple[float, int]:
-    """Runs the job to its end. Returns its seconds and its exit code."""
-    config = f"--config={record.root / 'configs' / 'demo_sharded.py'}"
+    config = f"--config={record.root / 'configs' / 'demo' / 'sharded.py'}"
     begun = time.monotonic()
     job = joined_jobs.started(record.root, launcher, PROCESSES, run, [config, *OPTIONS], run.parent / "cache")
     code = joined_jobs.run(job, most_restarts)
@@ -57,8 +55,6 @@ def _run(record, run: Path, launcher: str, most_restarts: int = 0) -> tuple[floa
 def _joined(record, run: Path, name: str) -> None:
     """Writes figures of one run: four processes that were one job and decided alike."""
     import processes
-
-    from jaxrl_post.launch import attempts
 
     (only,) = attempts.status(run).attempts
     record.figure(f"{name}.processes", [only.of, len(only.processes)], equals=[PROCESSES, PROCESSES])
@@ -72,8 +68,6 @@ def _joined(record, run: Path, name: str) -> None:
 
 def _killed(record, here: Path) -> None:
     """Runs the job once more, kills a process twice, and writes figures of what the others did."""
-    from jaxrl_post.launch import attempts
-
     left: list[float] = []
     killer = threading.Thread(target=joined_jobs.kill, args=(here / "killed", KILLS, left), daemon=True)
     killer.start()

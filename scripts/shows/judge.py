@@ -10,17 +10,26 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+import http_clients
+import trained
+
+import jaxrl_post
+from jaxrl_post import config
+from jaxrl_post.data import tasks, tokenizer
+from jaxrl_post.rewards import jobs
+from jaxrl_post.rewards.judge import Judge, Undecided
+from jaxrl_post.rewards.question import Question
+from jaxrl_post.runs.run_logs import groups_of, opened
+from jaxrl_post.simulate import settings, simulation
+
 MINUTES = 7.0
-SOURCES = ("configs/demo.py", "configs/demo_judge.py", "configs/judge_policy/*", "configs/sim/judge_14b.py")
+SOURCES = ("configs/demo.py", "configs/demo/judge.py", "configs/judge_policy/*", "configs/sim/judge_14b.py")
 LIMIT_S = 900.0  # of one run, on a busy machine
 CLIENTS = 8
 SMALL = (
@@ -47,7 +56,6 @@ score = Judge("http://127.0.0.1:{port}/v1", model="judge", question="{{task}} {{
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root / "scripts")]
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         _knows(record)
@@ -58,10 +66,6 @@ def show(record) -> None:
 
 
 def _knows(record) -> None:
-    import jaxrl_post
-    from jaxrl_post.data import tasks
-    from jaxrl_post.rewards.question import Question
-
     rows, form = tasks.verdict_rows(0, "eval", 240), Question(text="{answer}", high=2.0)
     judge = jaxrl_post.load(record.root / "configs" / "judge_policy", engine__max_length=128, sampling__max_tokens=16)
     said = judge.generate([row["prompt"] for row in rows], sampling={"temperature": 0.0})
@@ -76,8 +80,8 @@ def _knows(record) -> None:
 def _run(record, folder: Path, *overrides: str, devices: int = 1) -> Path:
     """Runs the demo with a judge into a folder, on so many devices of the CPU."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    given = ["--config=configs/demo_judge.py", f"--run-dir={folder}", *(f"--config.{one}" for one in overrides)]
-    record.run("-m", "jaxrl_post.main", *given, timeout_s=LIMIT_S, env={"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"})
+    env = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    trained.run(record, "configs/demo/judge.py", folder, "", *overrides, timeout_s=LIMIT_S, env=env)
     return folder
 
 
@@ -89,8 +93,7 @@ def _records(run: Path) -> dict[str, dict]:
 
 
 def _sums(run: Path, *names: str) -> dict[str, float]:
-    """Returns sums of metrics over the steps of a run."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = trained.rows(run)
     return {name: sum(row.get(name, 0.0) for row in rows) for name in names}
 
 
@@ -117,13 +120,6 @@ def _equal(record, here: Path) -> None:
 
 def _asked_again(record, run: Path, port: int) -> tuple[list, int]:
     """Asks an endpoint about every training rollout of a run. Returns the ids whose verdict differs, and their number."""
-    import http_clients
-
-    from jaxrl_post.data import tokenizer
-    from jaxrl_post.rewards import digest
-    from jaxrl_post.rewards.judge import Judge, Undecided
-    from jaxrl_post.telemetry.run_logs import groups_of, opened
-
     words = tokenizer.load(record.root / "configs" / "demo_policy")
     how = dict(model="judge", question="{task} {answer}", high=2.0, max_tokens=16, deadline_s=60.0, attempts=1)
     judge = Judge(f"http://127.0.0.1:{port}/v1", key_variable="", **how)
@@ -138,36 +134,15 @@ def _asked_again(record, run: Path, port: int) -> tuple[list, int]:
             return None
 
     said = http_clients.together(CLIENTS, [lambda one=one: ask(one) for one in rollouts])
-    keys = [(one.id.prompt_id, digest.of_tokens(one)) for one in rollouts]
+    keys = [(one.id.prompt_id, jobs.digest_of_tokens(one)) for one in rollouts]
     return [key for key, verdict in zip(keys, said) if known[key] != verdict], len(rollouts)
 
 
-@contextlib.contextmanager
-def _serving(record):
-    """Serves the judge until the block ends. Yields its port."""
-    command = ["serve", "--model=configs/judge_policy", "--name=judge", "--port=0", "--without-token"]
-    more = ["--config.engine.max_length=128", "--config.sampling.max_tokens=16"]
-    env = {**os.environ, "PYTHONPATH": str(record.root), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "jaxrl_post", *command, *more],
-        cwd=record.root,
-        env=env,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield next(
-            int(line.strip().removesuffix("/v1").rpartition(":")[2])
-            for line in process.stdout
-            if line.startswith("serving")
-        )
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(60)
-        finally:
-            process.kill()
-            process.stdout.close()
+def _serving(record) -> http_clients.Served:
+    """Serves the judge."""
+    command = ("serve", "--model=configs/judge_policy", "--name=judge", "--port=0", "--without-token")
+    more = ("--config.engine.max_length=128", "--config.sampling.max_tokens=16")
+    return http_clients.Served(record.root, "-m", "jaxrl_post", *command, *more)
 
 
 # ---- what it is good for, and what it costs
@@ -175,19 +150,16 @@ def _serving(record):
 
 def _learns(record, here: Path) -> None:
     run = _run(record, here / "learns", *TAUGHT)
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    scores = [row["critic/score/mean"] for row in rows if "critic/score/mean" in row]
+    scores = [row["critic/score/mean"] for row in trained.rows(run, "critic/score/mean")]
     record.figure("learns.score_of_the_first_4_steps", sum(scores[:4]) / 4)
     record.figure("learns.score_of_the_last_4_steps", sum(scores[-4:]) / 4)
-    told = json.loads((run / "summary.json").read_text())["eval"]
+    told = trained.summary(run)["eval"]
     for when in ("before", "after"):
         record.figure(f"learns.accuracy_{when}", told[when]["mean_at_1"])
 
 
 def _cpu(record, here: Path) -> None:
     """The same rows, rollouts and questions twice: all devices shared, and half of them reserved for the judge."""
-    from jaxrl_post.data import tasks
-
     rows = [
         {
             "prompt": row["prompt"],
@@ -214,22 +186,17 @@ def _cpu(record, here: Path) -> None:
     differ = [id for id in sorted(common) if mine[id]["reward"] != theirs[id]["reward"]]
     record.figure("cpu.rewards_that_differ", differ, equals=[])
     for name, run in (("beside", beside), ("apart", apart)):
-        steps = [json.loads(line).get("timing_s/step") for line in (run / "metrics.jsonl").read_text().splitlines()]
+        steps = [row.get("timing_s/step") for row in trained.rows(run)]
         seconds = sorted(one for one in steps[1:] if one is not None)  # the first step warms up
         record.figure(f"cpu.{name}.seconds_of_a_step", seconds[len(seconds) // 2])
 
 
 def _simulated(record) -> None:
-    import dataclasses
-
-    from jaxrl_post import config, simulate
-    from jaxrl_post.sim import settings
-
     file = str(record.root / "configs" / "sim" / "judge_14b.py")
     given = settings.resolve(config.load(file, settings.Simulation))
-    stages = simulate.report(given)["stages"]
-    alone = dataclasses.replace(simulate.stages(given)["beside"], judge=settings.JudgeConfig())
-    plain, judged = simulate.turn(alone), stages["beside"]
+    stages = simulation.report(given)["stages"]
+    alone = dataclasses.replace(simulation.stages(given)["beside"], judge=settings.JudgeConfig())
+    plain, judged = simulation.run(alone), stages["beside"]
     names = {"sync": "half_reserved", "beside": "shared", "tail batching": "shared_and_tail_batching"}
     for stage, name in names.items():
         record.figure(f"simulated.{name}.step_s", stages[stage]["step_s"])

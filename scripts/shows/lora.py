@@ -1,55 +1,51 @@
 """LoRA on the demo: the gain of full training, additions alone move and are saved, and PEFT computes the same.
 
-1. configs/demo.py and configs/demo_lora.py, with the same steps, prompts and rollouts a step. Only the learning rate
+1. configs/demo.py and configs/demo/lora.py, with the same steps, prompts and rollouts a step. Only the learning rate
    differs: an addition moves its matrix by A A' times what a step of the matrix itself would.
 2. Every rollout of the LoRA run's last evaluation is sampled again from its merged export, bit for bit.
 3. A swap between learner and engine on devices of their own moves A and B, counted in bytes.
 4. peft, in an environment below .cache/peers/ (made once: some minutes and 1.3 GB), loads the adapter over the base. Its
    log-probs of rollouts are compared with the engine's, and its merge with the exported weights.
-5. Gradients of every leaf against an explicit full model, and planted faults that must part them (tests/lora_arms.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import peers
+import trained
+
+from jaxrl_post.launch.parts import saved_policy
+from jaxrl_post.models import tensor_file
+from jaxrl_post.runs import rollout_log
 
 MINUTES = 9.0
+PLATFORM = "cpu"
 LIMIT_S = 3600.0
 PEFT = ("torch==2.13.0", "peft==0.21.2 transformers")
 TEXTS = 64  # rollouts that are scored by peft
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "tests"), str(record.root / "scripts")]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         full = _run(record, place / "full", "demo")["eval"]
-        lora = _run(record, place / "lora", "demo_lora")
+        lora = _run(record, place / "lora", "demo/lora")
         _gain(record, full, lora["eval"])
-        _saved(record, place / "full", place / "lora")
         _bits(record, place / "lora")
         _peft(record, place / "lora", place)
         _swap(record, place)
-    importlib.import_module("training_parity.lora").show(record)
 
 
 def _run(record, place: Path, config: str, *flags: str, env: dict | None = None) -> dict:
-    """Runs a whole command and returns its summary."""
-    file = f"--config=configs/{config}.py"
-    record.run("-m", "jaxrl_post.main", file, f"--run-dir={place}", *flags, timeout_s=LIMIT_S, env=env)
-    return json.loads((place / "summary.json").read_text())
+    trained.run(record, f"configs/{config}.py", place, "", *flags, timeout_s=LIMIT_S, env=env)
+    return trained.summary(place)
 
 
 def _gain(record, full: dict, lora: dict) -> None:
@@ -63,19 +59,6 @@ def _gain(record, full: dict, lora: dict) -> None:
     record.figure("gain_of_lora_to_full", gains["lora"] / gains["full"], at_least=0.95)
 
 
-def _saved(record, full: Path, lora: Path) -> None:
-    """Compares what the newest checkpoints hold."""
-    sizes = []
-    for run in (full, lora):
-        about = json.loads(max((run / "checkpoints").glob("step_*/about.json")).read_text())["arrays"]
-        sizes.append(sum(_bytes(kind) for kind in about.values()))
-        names = [name for name in about if name.startswith("params.policy.")]
-        record.figure(f"{run.name}.checkpoint_bytes", sizes[-1])
-        record.figure(f"{run.name}.weights_saved", len(names))
-    additions = all(name[-2:] in ("_a", "_b") for name in names)
-    record.figure("lora.checkpoint_holds_additions_alone", additions, equals=True)
-
-
 def _bytes(kind: str) -> int:
     """Returns the bytes of an array that a checkpoint describes, such as float32[4, 8]."""
     dtype, _, shape = kind.rstrip("]").partition("[")
@@ -87,11 +70,6 @@ def _bytes(kind: str) -> int:
 
 def _bits(record, run: Path) -> None:
     """Samples the run's last evaluation again from its merged export."""
-    import numpy as np
-
-    from jaxrl_post.launch import saved_policy
-    from jaxrl_post.telemetry import rollout_log
-
     config = json.loads((run / "config.json").read_text())
     file = max((run / "evaluations").glob("step_*.npz"))
     logged = [rollout for group in rollout_log.read(file) for rollout in group.rollouts]
@@ -113,10 +91,6 @@ def _bits(record, run: Path) -> None:
 
 
 def _peft(record, run: Path, place: Path) -> None:
-    import numpy as np
-
-    from jaxrl_post.telemetry import rollout_log
-
     python = peers.environment(record.root, "peft", PEFT)
     file = max((run / "evaluations").glob("step_*.npz"))
     some = [group.rollouts[0] for group in rollout_log.read(file)][:TEXTS]
@@ -143,10 +117,6 @@ def _peft(record, run: Path, place: Path) -> None:
 
 def _planted(adapter: Path, target: Path, fault: str) -> Path:
     """Returns the adapter, or a copy with another scale, or with the columns of B in another order."""
-    import numpy as np
-
-    from jaxrl_post.models import tensor_file
-
     if fault == "adapter":
         return adapter
     shutil.copytree(adapter, target)
@@ -173,11 +143,11 @@ def _swap(record, place: Path) -> None:
     flags = ("--config.mesh.engine=1", "--config.steps=2", *off)
     devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     moved = {}
-    for config in ("demo", "demo_lora"):
-        told = _run(record, place / f"{config}_split", config, *flags, env=devices)["swap"]
-        moved[config] = sum(told["links"].values())
-        record.figure(f"{config}.swap", told["case"])
-        record.figure(f"{config}.swap_bytes", moved[config])
+    for name, config in (("demo", "demo"), ("demo_lora", "demo/lora")):
+        told = _run(record, place / f"{name}_split", config, *flags, env=devices)["swap"]
+        moved[name] = sum(told["links"].values())
+        record.figure(f"{name}.swap", told["case"])
+        record.figure(f"{name}.swap_bytes", moved[name])
     about = json.loads(max((place / "lora" / "checkpoints").glob("step_*/about.json")).read_text())["arrays"]
     additions = sum(_bytes(kind) for name, kind in about.items() if name.startswith("params.policy."))
     record.figure("bytes_of_additions", additions)

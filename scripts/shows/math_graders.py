@@ -18,12 +18,16 @@ from __future__ import annotations
 import json
 import logging
 import re
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+
+import test_rewards_math as written
+from math_verify import parse, verify
+
+from jaxrl_post.rewards import math, math_algebra
 
 MINUTES = 2.0
 SOURCES = ("jaxrl_post/rewards/math*.py", "tests/test_rewards_math.py", "scripts/tables/math_*.json*")
@@ -33,10 +37,7 @@ EXAMPLES = 3  # of each class, in the results
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "tests")]
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    from jaxrl_post.rewards import math_algebra
-
     record.figure("grader", math_algebra.grader())
     _pairs(record)
     _golds(record, _rows(record.data("gsm8k", "train.jsonl")) + _rows(record.data("gsm8k", "test.jsonl")))
@@ -54,10 +55,6 @@ def _rows(file: Path) -> list[dict]:
 
 
 def _graders() -> dict[str, Callable[[str, str], bool]]:
-    from math_verify import parse, verify
-
-    from jaxrl_post.rewards import math
-
     return {
         "rules": lambda text, gold: math.rules("", text, gold, {}) == 1.0,
         "math": lambda text, gold: math.math("", text, gold, {}) == 1.0,
@@ -67,8 +64,6 @@ def _graders() -> dict[str, Callable[[str, str], bool]]:
 
 def _pairs(record) -> None:
     """Grades the pairs of results that tests/test_rewards_math.py holds, each within a box."""
-    import test_rewards_math as written
-
     wrong = {name: [] for name in NAMES}
     pairs = [(*pair, True) for pair in written.SAME] + [(*pair, False) for pair in written.DIFFERENT]
     for given, gold, same in pairs:
@@ -126,8 +121,6 @@ def _labelled(record, rows: list[dict]) -> None:
 
 def _answers(record, rows: list[dict], wrong_before: set[int]) -> None:
     """Compares verdicts with the labels. Accepted wrong ones count like refused right ones."""
-    from jaxrl_post.rewards import math
-
     wrong, slowest = {"math": set(), "alone": set()}, 0.0
     for place, row in enumerate(rows):
         begun = time.process_time()
@@ -153,7 +146,6 @@ def _answers(record, rows: list[dict], wrong_before: set[int]) -> None:
 
 def _threads(record, rows: list[dict]) -> None:
     """Grades in four threads at once, where math-verify's own time limits would raise."""
-    from jaxrl_post.rewards import math
 
     def verdicts(part: list[dict]) -> list[float]:
         return [math.math("", row["text"], row["truth"], {}) for row in part]
@@ -209,9 +201,6 @@ class _Apart:
 
 def _class(verdicts: dict[str, bool], text: str, gold: str) -> str:
     """Names the reason of a disagreement, from what each grader read."""
-    from math_verify import parse
-
-    from jaxrl_post.rewards import math
     from jaxrl_post.rewards.math_values import same
 
     read, parsed = str(math.answer(text)), parse(text)

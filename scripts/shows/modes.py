@@ -14,13 +14,20 @@ on `keep` is one figure (PipelineRL, arXiv 2509.19128, at 2,048 tokens).
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
+import jax
+import numpy as np
+import trained
+
+from jaxrl_post import main
+from jaxrl_post.ring.types import Request
+from jaxrl_post.runs import rollout_log
+
 MINUTES = 15.0
+PLATFORM = "cpu"
 BOUNDS, SEEDS, STEPS, LAST = (1, 2, 4, 8), (0, 1), 150, 30
 SMALL = (
     "scheduler.prompts=8",
@@ -34,11 +41,8 @@ SMALL = (
 PIPED = ("scheduler.name=pipeline", "scheduler.ahead=8")
 VERIFIED = (*SMALL, "steps=24", "engine.carry_over=verify", "engine.carry_share=1.0", "scheduler.max_unscored=0")
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 
 def show(record) -> None:
-    sys.path.insert(0, str(record.root))
     for name, value in record.cached("verify", lambda: _verified(record)).items():
         bounds = {"answers": {"at_least": 300}, "verified_at_swaps": {"at_least": 100}, "versions": {"at_least": 8}}
         record.figure(f"verify.{name}", value, **bounds.get(name, {"equals": 0}))
@@ -69,17 +73,11 @@ def show(record) -> None:
 
 
 def _verified(record) -> dict[str, int]:
-    import jax
-    import numpy as np
-
-    from jaxrl_post import main
-    from jaxrl_post.telemetry import rollout_log
-
     weights: dict[int, object] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         run = main.assemble(
             [
-                "--config=configs/demo_pipeline.py",
+                "--config=configs/demo/pipeline.py",
                 f"--run-dir={folder}/run",
                 *(f"--config.{override}" for override in VERIFIED),
             ],
@@ -93,11 +91,11 @@ def _verified(record) -> dict[str, int]:
             swap(params, version)
 
         engine.swap = keep_and_swap
-        main.turn(run)
+        main.run_training(run)
         groups = [
             group for file in sorted((run.mine / "rollouts").glob("step_*.npz")) for group in rollout_log.read(file)
         ]
-        rows = [row for row in _rows(run.mine) if "off_policy/mean" in row]
+        rows = trained.rows(run.mine, "off_policy/mean")
         by_version: dict[int, list] = {}
         for group in groups:
             for rollout in group.rollouts:
@@ -124,8 +122,6 @@ def _verified(record) -> dict[str, int]:
 
 def _again(run, rollouts) -> dict:
     """Generates the same requests from the start with the weights in use."""
-    from jaxrl_post.types import Request
-
     run.engine.submit(
         [
             Request(
@@ -147,28 +143,13 @@ def _again(run, rollouts) -> dict:
 # ---- keep and recompute while learning
 
 
-def _rows(folder: Path) -> list[dict]:
-    from jaxrl_post.telemetry import metrics
-
-    return metrics.read(folder / "metrics.jsonl")
-
-
 def _arm(record, overrides: tuple[str, ...]) -> dict[str, float]:
-    """Returns means over seeds and steps."""
     told = []
     for seed in SEEDS:
         with tempfile.TemporaryDirectory() as folder:
-            record.run(
-                "-m",
-                "jaxrl_post.main",
-                "--config=configs/demo.py",
-                f"--run-dir={folder}/run",
-                f"--config.seed={seed}",
-                f"--config.steps={STEPS}",
-                *(f"--config.{override}" for override in (*SMALL, *overrides)),
-                timeout_s=900,
-            )
-            told.append([row for row in _rows(Path(folder) / "run") if "off_policy/mean" in row])
+            own = (f"seed={seed} steps={STEPS}", *SMALL, *overrides)
+            trained.run(record, "configs/demo.py", Path(folder) / "run", *own, timeout_s=900)
+            told.append(trained.rows(Path(folder) / "run", "off_policy/mean"))
     steps = [row for rows in told for row in rows]
 
     def mean(name, some=steps):

@@ -9,9 +9,10 @@ once, and must be counted.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
+
+import processes
 
 MINUTES = 4.0
 STEPS = 2
@@ -19,17 +20,14 @@ SHORT = [f"--config.steps={STEPS}", "--config.engine.slots=32", "--config.eval.p
 SPLIT, APART, FEWER = "--config.mesh.fsdp=2", "--config.mesh.engine=2", "--config.mesh.engine=1"
 ARMS = {  # name: processes, devices in all, config, overrides
     "one_process_shared_devices": (1, 4, "demo", [SPLIT, "--config.mesh.data=2"]),
-    "one_process_other_devices": (1, 4, "demo_pipeline", [SPLIT, APART]),
-    "one_process_fewer_devices": (1, 4, "demo_pipeline", [SPLIT, FEWER]),
+    "one_process_other_devices": (1, 4, "demo/pipeline", [SPLIT, APART]),
+    "one_process_fewer_devices": (1, 4, "demo/pipeline", [SPLIT, FEWER]),
     "two_processes_shared_devices": (2, 4, "demo", [SPLIT, "--config.mesh.data=2"]),
-    "two_processes_other_devices": (2, 4, "demo_pipeline", [SPLIT, APART]),
+    "two_processes_other_devices": (2, 4, "demo/pipeline", [SPLIT, APART]),
 }
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
-    import processes
-
     with tempfile.TemporaryDirectory() as folder:
 
         def counts(name: str, *plant: str) -> list[dict]:
@@ -46,13 +44,10 @@ def show(record) -> None:
             record.figure(f"{name}_case", found[0]["case"], equals="relayout")
             record.figure(f"{name}_weights_bytes", found[0]["weights"], at_least=1 << 16)
             record.figure(f"{name}_links", found[0]["links"])
-            record.figure(f"{name}_bytes_over_links", _over_links(found[0]["links"]), at_least=1 << 14)
+            over_links = sum(count for link, count in found[0]["links"].items() if link != "in place")
+            record.figure(f"{name}_bytes_over_links", over_links, at_least=1 << 14)
             record.figure(f"{name}_bytes_through_host", sum(one["down"] + one["up"] for one in found), equals=0)
             record.figure(f"{name}_largest_read_bytes", max(one["largest"] for one in found), at_most=8)
         planted = counts("one_process_shared_devices", "--through-host")[0]
         share = (planted["down"] + planted["up"]) / planted["publishes"] / planted["weights"]
         record.figure("planted_share_of_weights_through_host", share, at_least=0.5)
-
-
-def _over_links(links: dict[str, int]) -> int:
-    return sum(count for link, count in links.items() if link != "in place")

@@ -27,7 +27,13 @@ import nbformat
 import viewers
 
 MINUTES = 8.0
-SOURCES = ("notebooks/*.py", "notebooks/*.ipynb", "jaxrl_post/api.py", "configs/demo.py", "scripts/plot_rounds.py")
+SOURCES = (
+    "notebooks/*.py",
+    "notebooks/*.ipynb",
+    "jaxrl_post/commands/api.py",
+    "configs/demo.py",
+    "scripts/plot_rounds.py",
+)
 SECONDS = 360.0
 CORES = 2
 OLD = "0.4.30"  # a jax that is too old

@@ -16,7 +16,22 @@ numbers of Seer and HistoPipe belong to the show placements.
 
 from __future__ import annotations
 
-import sys
+from models import throughput
+from models.pipelinerl import Stream
+
+from jaxrl_post import config
+from jaxrl_post.config import SchedulerConfig
+from jaxrl_post.engine import step_cost as cost
+from jaxrl_post.ring import loop
+from jaxrl_post.ring.events import Ring
+from jaxrl_post.ring.types import Sampling
+from jaxrl_post.scheduler.placement.placement import LeastLoaded
+from jaxrl_post.scheduler.rounds.rounds import Sync
+from jaxrl_post.simulate import pace, settings, simulation, workloads
+from jaxrl_post.simulate.engine import SimEngine
+from jaxrl_post.simulate.learner import SimLearner, SimRewards
+from jaxrl_post.simulate.tally import Tally
+from jaxrl_post.simulate.texts import SimTexts
 
 MINUTES = 6.0
 CHIPS, BATCH, GENERATORS, SLOTS, TAU, UPDATES, LONGEST = 128, 128, 44, 192, 4.92, 133, 1024
@@ -47,7 +62,6 @@ MEAN, GROUP, CAP = 1350, 8, 16384
 
 
 def show(record) -> None:
-    sys.path.insert(0, str(record.root))
     _pipelinerl(record)
     _lending_and_staleness(record)
 
@@ -63,7 +77,9 @@ def _pipelinerl(record) -> None:
 
 def _lending_and_staleness(record) -> None:
     for cap, published in LENT.items():
-        found = record.cached(f"lent{cap}", lambda: _lent(record, cap))
+        workload = config.load(str(record.root / "configs" / "sim" / f"rollpacker_{cap}.py"))
+        given = settings.resolve(workload, ("rounds=20",))
+        found = record.cached(f"lent{cap}", lambda: simulation.run(given))
         record.figure(
             f"lending.{cap}.gain",
             {
@@ -82,8 +98,6 @@ def _step(sequences):
 
 
 def _closed(record) -> dict[str, float]:
-    from models import throughput
-
     alive = throughput.uniform_alive(UPDATES * BATCH, LONGEST)
     found = {
         "conventional": throughput.conventional(alive, chips=CHIPS, step=_step, train=TAU),
@@ -112,16 +126,11 @@ def _closed(record) -> dict[str, float]:
 
 
 def _engine(replicas: int, slots: int):
-    from jaxrl_post.engine import step_cost as cost
-    from jaxrl_post.sim import pace, workloads
-    from jaxrl_post.sim.answers import Answers
-    from jaxrl_post.sim.engine import SimEngine
-
     steps = cost.DecodeCost(
         weights_s=STEP[0], token_s=0.0, row_s=0.0, request_s=STEP[1], source="PipelineRL, appendix A"
     )
     return SimEngine(
-        Answers(workloads.uniform(LONGEST), cap=LONGEST), replicas=replicas, slots=slots, pace=pace.LockStep(steps)
+        SimTexts(workloads.uniform(LONGEST), cap=LONGEST), replicas=replicas, slots=slots, pace=pace.LockStep(steps)
     )
 
 
@@ -131,14 +140,10 @@ def _pipelined() -> dict[str, float]:
     While all slots start together, the generator fills the queue. Until that is used up, both systems train a little
     faster than they generate, and it takes long.
     """
-    from models.pipelinerl import Stream
-
-    from jaxrl_post.sim import workloads
-
     flash = _step(SLOTS)  # a step's, because all slots are always full
     stream = Stream(
         _engine(GENERATORS, SLOTS),
-        workloads.Prompts(100_000, tokens=1),
+        workloads.SimPrompts(100_000, tokens=1),
         group=GROUP,
         batch=BATCH,
         train=lambda tokens: tokens * TAU / (CHIPS - GENERATORS) / flash,
@@ -149,35 +154,22 @@ def _pipelined() -> dict[str, float]:
 
 
 def conventional() -> dict[str, float]:
-    from jaxrl_post import loop, simulate
-    from jaxrl_post.scheduler.rounds.rounds import Sync
-    from jaxrl_post.sim import workloads
-    from jaxrl_post.sim.learner import SimLearner
-    from jaxrl_post.sim.rewards import SimRewards
-    from jaxrl_post.sim.tally import Tally
-    from jaxrl_post.telemetry.events import Ring
-    from jaxrl_post.types import Sampling
-
     engine = _engine(CHIPS, 1024)
     scheduler = Sync(
-        workloads.Prompts(100_000, tokens=1),
-        run_seed=0,
+        workloads.SimPrompts(100_000, tokens=1),
+        SchedulerConfig(prompts=UPDATES * BATCH // GROUP, group_size=GROUP, mini_batches=UPDATES),
         steps=1,
-        prompts_per_round=UPDATES * BATCH // GROUP,
-        group_size=GROUP,
+        run_seed=0,
         sampling=Sampling(),
         max_tokens=LONGEST,
-        filter_groups=False,
-        max_waves=1,
-        replicas=CHIPS,
-        mini_batches=UPDATES,
+        placement=LeastLoaded(CHIPS),
     )
     learner = SimLearner(token_s=TAU / CHIPS)
     tally = Tally(engine, scheduler, learner)
     ring = Ring()
     ring.on("committed", tally.commit)
     ring.on("published", tally.published)
-    loop.run(ring, engine, scheduler, SimRewards(), learner, simulate.publish, UPDATES)
+    loop.run(ring, engine, scheduler, SimRewards(), learner, simulation.publish, UPDATES)
     tokens = float(tally.rounds[0].lengths.sum())
     return {
         "conventional.generated": tokens / engine.seconds,
@@ -186,18 +178,7 @@ def conventional() -> dict[str, float]:
     }
 
 
-def _lent(record, cap: str) -> dict[str, float]:
-    from jaxrl_post import config, simulate
-    from jaxrl_post.sim import settings
-
-    return simulate.turn(
-        settings.resolve(config.load(str(record.root / "configs" / "sim" / f"rollpacker_{cap}.py")), ("rounds=20",))
-    )
-
-
 def _staleness(record, number: int, row: tuple) -> None:
-    from models import throughput
-
     slots, batch, queue, ratio, tail, measured = row
     closed = throughput.staleness(slots=slots, batch=batch, queue=queue, ratio=ratio, tail=tail)
     ours = record.cached(f"staleness{number}", lambda: _stale(slots, batch, queue, ratio, tail))
@@ -208,19 +189,12 @@ def _staleness(record, number: int, row: tuple) -> None:
 
 
 def _stale(slots: int, batch: int, queue: int, ratio: float, tail: float) -> float:
-    from models.pipelinerl import Stream
-
-    from jaxrl_post.engine import step_cost as cost
-    from jaxrl_post.sim import pace, workloads
-    from jaxrl_post.sim.answers import Answers
-    from jaxrl_post.sim.engine import SimEngine
-
     steps = pace.LockStep(cost.DecodeCost(weights_s=1.0, token_s=0.0, row_s=0.0))
     law = workloads.lognormal(50_000, mean=MEAN, tail=tail, group=GROUP)
-    engine = SimEngine(Answers(law, cap=CAP), replicas=1, slots=slots, pace=steps)
+    engine = SimEngine(SimTexts(law, cap=CAP), replicas=1, slots=slots, pace=steps)
     stream = Stream(
         engine,
-        workloads.Prompts(50_000, tokens=1),
+        workloads.SimPrompts(50_000, tokens=1),
         group=GROUP,
         batch=batch,
         max_tokens=CAP,

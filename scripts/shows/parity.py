@@ -13,21 +13,28 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
+import time
+import zlib
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_post.models import decoder, hf
+from jaxrl_post.models.presets import PRESETS
+from jaxrl_post.parallel import mesh
+
 MINUTES = 3.0
+PLATFORM = "cpu"
 FAULT = 1e-3  # ten times the bound of the comparison
 PRESET, FILE_BYTES = "qwen2_5_0_5b", 400_000_000
 STATUS = Path("/proc/self/status")
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "tests")]
     import parity_arms as arms
 
     for family in arms.FAMILIES:
@@ -39,10 +46,6 @@ def show(record) -> None:
 
 
 def _scores(record, arms, family: str) -> None:
-    import jax
-
-    from jaxrl_post.models import hf
-
     tokens, scores = arms.golden(family)
     record.figure(f"{family}_score_std", scores.std(), at_least=2)
     record.figure(f"{family}_places", tokens.size)
@@ -67,15 +70,8 @@ def _planted(record, arms, family: str) -> None:
 
 def _written(record, oracle: str) -> None:
     """Returns the largest difference of transformers' scores on directories that models/hf.py wrote."""
-    done = subprocess.run(
-        [oracle, "scripts/make_goldens.py", "--check", sys.executable],
-        cwd=record.root,
-        text=True,
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=1200,
-    )
-    for family, found in json.loads(done.stdout).items():
+    told = record.said("scripts/make_goldens.py", "--check", sys.executable, timeout_s=1200, python=oracle)
+    for family, found in json.loads(told).items():
         for name, gap in found.items():
             record.figure(f"{family}_transformers_reads_{name}", gap, at_most=0.0)
 
@@ -97,16 +93,8 @@ def _memory(record) -> None:
 
 
 def _own_process(record, *arguments: str) -> dict:
-    done = subprocess.run(
-        [sys.executable, __file__, *arguments],
-        cwd=record.root,
-        text=True,
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=1200,
-        env={**os.environ, "PYTHONPATH": str(record.root)},
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+    told = record.said(__file__, *arguments, timeout_s=1200, env={"PYTHONPATH": str(record.root)})
+    return json.loads(told.splitlines()[-1])
 
 
 # ---- in a process of its own
@@ -114,13 +102,6 @@ def _own_process(record, *arguments: str) -> dict:
 
 def make(folder: str) -> dict:
     """Writes the checkpoint, leaf by leaf in bfloat16."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    from jaxrl_post.models import decoder, hf
-    from jaxrl_post.models.presets import PRESETS
-
     generator = np.random.default_rng(0)
     params = jax.tree.map(
         lambda leaf: (0.05 * generator.standard_normal(leaf.shape, np.float32)).astype(jnp.bfloat16),
@@ -136,14 +117,6 @@ def make(folder: str) -> dict:
 
 def load(folder: str, dtype: str) -> dict:
     """Loads in bfloat16, as the checkpoint is, or in float32, as a run does, into the learner's sharding."""
-    import time
-
-    import jax
-    import numpy as np
-
-    from jaxrl_post.models import decoder, hf
-    from jaxrl_post.parallel import mesh
-
     shardings = mesh.param_shardings(mesh.make_mesh(), decoder.axes(hf.read_config(f"{folder}/config.json")), "learner")
     jax.block_until_ready(mesh.put(np.zeros(8, np.float32), mesh.replicated(mesh.make_mesh())))
     before, begun = memory("VmRSS"), time.monotonic()
@@ -160,12 +133,6 @@ def load(folder: str, dtype: str) -> dict:
 
 def digest(params) -> int:
     """Returns a hash of every weight in bfloat16, in the order of the tree."""
-    import zlib
-
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
     value = 0
     for leaf in jax.tree.leaves(params):
         value = zlib.crc32(np.asarray(leaf).astype(jnp.bfloat16).reshape(-1).view(np.uint8), value)

@@ -20,7 +20,26 @@ each step. A rollout that moved is taken to arrive at a replica which began that
 
 from __future__ import annotations
 
-import sys
+from types import SimpleNamespace
+
+import numpy as np
+from models.throughput import step_ends
+
+from jaxrl_post.config import SchedulerConfig
+from jaxrl_post.engine import step_cost as cost
+from jaxrl_post.ring import loop
+from jaxrl_post.ring.events import Ring
+from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
+from jaxrl_post.scheduler.forecast import ReplicaCapacity
+from jaxrl_post.scheduler.placement.histopipe import RankGroups, two_steps
+from jaxrl_post.scheduler.placement.placement import LeastLoaded
+from jaxrl_post.scheduler.placement.seer import Divided, LongestFirst
+from jaxrl_post.scheduler.rounds.rounds import Sync
+from jaxrl_post.simulate import pace, workloads
+from jaxrl_post.simulate.engine import SimEngine
+from jaxrl_post.simulate.learner import SimLearner, SimRewards
+from jaxrl_post.simulate.simulation import publish
+from jaxrl_post.simulate.texts import SimTexts
 
 MINUTES = 4.0
 SEER = {"within": 0.1, "tail": 1.45, "mean": 24000.0, "cap": 65536, "prompts": 400, "group": 8, "replicas": 32}
@@ -30,7 +49,6 @@ PUBLISHED = {"divided": 1.41, "probe": 1.47, "histopipe": 1.43, "two tiers": 1.4
 
 
 def show(record) -> None:
-    sys.path.insert(0, str(record.root))
     _seer(record)
     _lockstep(record)
     _histopipe(record)
@@ -65,19 +83,6 @@ def _seer(record) -> None:
 
 def _round(arm: str, *, seed: int, slots: int, bounded: bool = False, lockstep: bool = False) -> dict[str, float]:
     """Returns of one synchronous round: seconds, seconds in which the last tenth finishes, engine clock, mean length."""
-    import numpy as np
-
-    from jaxrl_post import loop
-    from jaxrl_post.engine import step_cost as cost
-    from jaxrl_post.scheduler.rounds.rounds import Sync
-    from jaxrl_post.sim import pace, workloads
-    from jaxrl_post.sim.engine import SimEngine
-    from jaxrl_post.sim.learner import SimLearner
-    from jaxrl_post.sim.rewards import SimRewards
-    from jaxrl_post.simulate import publish
-    from jaxrl_post.telemetry.events import Ring
-    from jaxrl_post.types import Sampling
-
     shape = cost.Shape(active=2.24e9, parameters=16e9, kv_bytes=27 * 576 * 2)  # Moonlight 16B-A3B: latent KV of 576
     steps, answers = cost.decode("h800", shape), _answers(seed)
     engine = SimEngine(
@@ -88,16 +93,12 @@ def _round(arm: str, *, seed: int, slots: int, bounded: bool = False, lockstep: 
         kv_tokens=cost.kv_tokens("h800", shape) if bounded else None,
     )
     scheduler = Sync(
-        workloads.Prompts(SEER["prompts"], seed=seed),
-        run_seed=seed,
+        workloads.SimPrompts(SEER["prompts"], seed=seed),
+        SchedulerConfig(prompts=SEER["prompts"], group_size=SEER["group"]),
         steps=1,
-        prompts_per_round=SEER["prompts"],
-        group_size=SEER["group"],
+        run_seed=seed,
         sampling=Sampling(),
         max_tokens=SEER["cap"],
-        filter_groups=False,
-        max_waves=1,
-        replicas=SEER["replicas"],
         placement=_placement(arm, answers),
     )
     trained, ring = [], Ring()
@@ -113,19 +114,13 @@ def _round(arm: str, *, seed: int, slots: int, bounded: bool = False, lockstep: 
 
 
 def _answers(seed: int):
-    from jaxrl_post.sim import workloads
-    from jaxrl_post.sim.answers import Answers
-
     law = workloads.lognormal(
         SEER["prompts"], mean=SEER["mean"], tail=SEER["tail"], group=SEER["group"], within=SEER["within"], seed=seed
     )
-    return Answers(law, cap=SEER["cap"])
+    return SimTexts(law, cap=SEER["cap"])
 
 
 def _placement(arm: str, answers):
-    from jaxrl_post.scheduler.placement.placement import LeastLoaded
-    from jaxrl_post.scheduler.placement.seer import Divided, LongestFirst
-
     class Oracle(Divided):
         """Knows every rollout's length beforehand and places the longest first."""
 
@@ -172,19 +167,15 @@ def _lockstep(record) -> None:
 
 
 def _histopipe(record) -> None:
-    import numpy as np
-
-    from jaxrl_post.scheduler.forecast import pipelined
-
     found = record.cached("histopipe", _arms)
     seconds = {arm: np.array(figures["seconds"]) for arm, figures in found.items()}
     train = HISTO["train"] * float(seconds["least loaded"].max(axis=1).mean())
-    sync = pipelined(seconds["least loaded"], train, 0)[-1]
+    sync = step_ends(seconds["least loaded"], train, 0)[-1]
     for arm, own in seconds.items():
-        record.figure(f"histopipe.{arm}.with_a_barrier", sync / pipelined(own, train, 0)[-1])
-        record.figure(f"histopipe.{arm}.one_step_old", sync / pipelined(own, train, 1)[-1])
+        record.figure(f"histopipe.{arm}.with_a_barrier", sync / step_ends(own, train, 0)[-1])
+        record.figure(f"histopipe.{arm}.one_step_old", sync / step_ends(own, train, 1)[-1])
         record.figure(f"histopipe.{arm}.moved_share", found[arm]["moved"])
-    old = {arm: sync / pipelined(own, train, 1)[-1] for arm, own in seconds.items()}
+    old = {arm: sync / step_ends(own, train, 1)[-1] for arm, own in seconds.items()}
     record.figure("histopipe.published.ranks", PUBLISHED["histopipe"])
     record.figure("histopipe.published.ranks_and_replicas", PUBLISHED["two tiers"])
     record.figure("histopipe.note", "workload private, not a reproduction")
@@ -202,11 +193,6 @@ def _histopipe(record) -> None:
 
 
 def _arms() -> dict:
-    from jaxrl_post.engine import step_cost as cost
-    from jaxrl_post.scheduler.forecast import ReplicaCapacity
-    from jaxrl_post.scheduler.placement.histopipe import RankGroups, two_steps
-    from jaxrl_post.scheduler.placement.placement import LeastLoaded
-
     steps = cost.decode("h800", cost.SHAPES["qwen2.5-14b"], tensor=2)
     replica, past = ReplicaCapacity(slots=1024, kv_tokens=1 << 40, cost=steps), _past(_law()[1])
 
@@ -230,20 +216,12 @@ def _arms() -> dict:
 
 
 def _law():
-    from jaxrl_post.sim import workloads
-    from jaxrl_post.sim.answers import Answers
-
     count = HISTO["prompts"] * HISTO["steps"]
-    return workloads.Prompts(count), Answers(workloads.rollpacker(count, cap=HISTO["cap"]), cap=HISTO["cap"])
+    return workloads.SimPrompts(count), SimTexts(workloads.rollpacker(count, cap=HISTO["cap"]), cap=HISTO["cap"])
 
 
 def _past(answers):
     """Returns the lengths that each prompt had in another epoch."""
-    from types import SimpleNamespace
-
-    import numpy as np
-
-    from jaxrl_post.types import Prompt, RolloutId
 
     def past(prompt_id):
         prompt = Prompt(id=prompt_id, tokens=[0])
@@ -266,9 +244,6 @@ def _steps(placement, steps, lockstep: bool = False) -> dict:
 
     Also returns the seconds of all steps with a barrier, and the share of rollouts that moved.
     """
-    from jaxrl_post.sim import pace
-    from jaxrl_post.sim.engine import SimEngine
-
     prompts, answers = _law()
     out, whole, moved = [], 0.0, 0
     for step in range(HISTO["steps"]):
@@ -300,8 +275,6 @@ def _steps(placement, steps, lockstep: bool = False) -> dict:
 
 
 def _requests(epoch: int, prompt) -> list:
-    from jaxrl_post.types import Request, RolloutId, Sampling
-
     ids = [RolloutId(0, "train", epoch, prompt.id, sample) for sample in range(HISTO["group"])]
     return [
         Request(rollout_id=id, prompt=prompt, seed=id.seed(), max_tokens=HISTO["cap"], sampling=Sampling())

@@ -9,16 +9,23 @@
    (scripts/prefer_and_distil/distillation.py).
 
 Every step is a command. The policy folder of one is the model of the next. Held-out problems are those of one split, which
-no step trains on. Intervals are of 95 %: of differences the bootstrap over problems, of shares Wilson's.
+no step trains on. Intervals are of 95 %: of differences the bootstrap over problems, of shares Wilson's. `--arms=chained` runs
+1. to 4., `--arms=distilled` runs 5.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 import tempfile
 from pathlib import Path
+
+import trained
+from prefer_and_distil import distillation
+from scipy import stats
+
+from jaxrl_post.data import prompts, tasks
+from jaxrl_post.runs import rollout_log
+from jaxrl_post.telemetry import estimates
 
 MINUTES = 10.0
 
@@ -27,14 +34,19 @@ SUMS = {"usual": 3, "longest": 4}  # of three terms, seldom four: a policy learn
 TRAINED = tuple(f"--config.data.task.{name}={value}" for name, value in {**SUMS, "tail": 0.05}.items())
 HELD_OUT = tuple(f"--config.eval.task.{name}={value}" for name, value in SUMS.items())
 STEPS = {
-    "sft": ("demo_sft", "steps=800", "eval.every=0", "data.size=4096", "data.task.careful=0.5"),
-    "dpo": ("demo_dpo", "steps=12", "eval.every=0"),
+    "sft": ("demo/sft", "steps=800", "eval.every=0", "data.size=4096", "data.task.careful=0.5"),
+    "dpo": ("demo/dpo", "steps=12", "eval.every=0"),
     "rl": ("demo", "steps=50", "eval.every=0", "data.size=1536"),
 }
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
+    arms = {"chained": _chained, "distilled": distillation.show}
+    for name in record.options.get("arms", ",".join(arms)).split(","):
+        arms[name](record)
+
+
+def _chained(record) -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         model: Path | None = None
@@ -47,7 +59,6 @@ def show(record) -> None:
         _rewarded(record, "rl", place / "rl", at_least=0.01)
         _apart(record, place)
         _planted(record, place)
-    importlib.import_module("prefer_and_distil.distillation").show(record)
 
 
 def _command(name: str, model: Path | None) -> list[str]:
@@ -66,8 +77,6 @@ def _run(record, place: Path, *arguments: str) -> None:
 
 def _completions(run: Path) -> list[dict]:
     """Returns the summed log-probs and the tokens of held-out completions, by prompt id: before and after the run."""
-    from jaxrl_post.telemetry import rollout_log
-
     files = sorted((run / "completions").glob("step_*.npz"))
     return [
         {
@@ -82,7 +91,7 @@ def _completions(run: Path) -> list[dict]:
 
 def _supervised(record, run: Path) -> None:
     before, after = _completions(run)
-    told = json.loads((run / "summary.json").read_text())["completions"]
+    told = trained.summary(run)["completions"]
     for when, found in (("before", before), ("after", after)):
         loss = -sum(one[0][0] for one in found.values()) / sum(one[0][1] for one in found.values())
         record.figure(f"sft.loss.{when}", loss)
@@ -93,14 +102,12 @@ def _supervised(record, run: Path) -> None:
 
 def _preferred(record, name: str, run: Path, *, at_least: float | None = None) -> float:
     """Writes how many held-out pairs are ranked as they are labelled. Returns the lower end of the share's interval."""
-    from scipy import stats
-
     before, after = _completions(run)
     config = json.loads((run / "config.json").read_text())
     gains = {id: [a[0] - b[0] for a, b in zip(after[id], before[id], strict=True)] for id in before}
     margins = [config["algorithm"]["dpo_beta"] * (chosen - rejected) for chosen, rejected in gains.values()]
     right = sum(margin > 0 for margin in margins)
-    told = json.loads((run / "summary.json").read_text())["completions"]
+    told = trained.summary(run)["completions"]
     found = stats.binomtest(right, len(margins)).proportion_ci(method="wilson")
     record.figure(f"{name}.pairs", len(margins), at_least=256)
     record.figure(f"{name}.accuracy.before", told["before"]["rewards/accuracies"], equals=0.0)
@@ -119,26 +126,17 @@ def _preferred(record, name: str, run: Path, *, at_least: float | None = None) -
 
 def _rewarded(record, name: str, run: Path, *, at_least: float | None = None) -> None:
     """Writes the reward on held-out prompts before and after, and the interval of its gain."""
-    from jaxrl_post.telemetry import rollout_log
-
     files = sorted((run / "evaluations").glob("step_*.npz"))
-    before, after = (
-        {one.prompt.id: one for one in _sampled(rollout_log.scores(file))} for file in (files[0], files[-1])
-    )
+    logs = (rollout_log.scores(file) for file in (files[0], files[-1]))
+    # The first half of the groups are sampled rollouts, the other half greedy ones.
+    before, after = ({one.prompt.id: one for one in groups[: len(groups) // 2]} for groups in logs)
     means = [{id: float(one.accuracies.mean()) for id, one in found.items()} for found in (before, after)]
     for when, found in zip(("before", "after"), means, strict=True):
         record.figure(f"{name}.reward.{when}", sum(found.values()) / len(found))
     _interval(record, f"{name}.reward.gain", [means[1][id] - means[0][id] for id in means[0]], at_least=at_least)
 
 
-def _sampled(groups: list) -> list:
-    """Returns the groups of sampled rollouts. The other half are greedy ones."""
-    return groups[: len(groups) // 2]
-
-
 def _interval(record, key: str, values: list[float], *, at_least: float | None = None) -> None:
-    from jaxrl_post.telemetry import estimates
-
     low, high = estimates.mean_interval(values)
     record.figure(key, sum(values) / len(values))
     record.figure(f"{key}.low", low, **({} if at_least is None else {"at_least": at_least}))
@@ -147,7 +145,6 @@ def _interval(record, key: str, values: list[float], *, at_least: float | None =
 
 def _apart(record, place: Path) -> None:
     """No held-out problem of any step is one that any step trains on."""
-    from jaxrl_post.telemetry import rollout_log
 
     def ids(*folders: str) -> set[str]:
         files = [file for name in STEPS for folder in folders for file in (place / name / folder).glob("step_*.npz")]
@@ -164,9 +161,8 @@ def _apart(record, place: Path) -> None:
 def _planted(record, place: Path) -> None:
     """Trains on pairs whose labels are swapped. The held-out pairs keep theirs."""
     from jaxrl_post import config
-    from jaxrl_post.data import prompts, tasks
 
-    given = config.resolve(config.load(str(record.root / "configs" / "demo_dpo.py"))).data
+    given = config.resolve(config.load(str(record.root / "configs" / "demo" / "dpo.py"))).data
     rows = prompts.rows(
         given.train, seed=0, split="sft", size=given.size, arguments={**given.task, **SUMS, "tail": 0.05}
     )

@@ -1,7 +1,7 @@
 """Tail batching against the best synchronous rounds on the demo's policy: engine steps, seconds and curves of the same
 run.
 
-Runs configs/demo_long_tail.py both ways, in turns, over five seeds or more. Each arm has its own settings: those that
+Runs configs/demo/long_tail.py both ways, in turns, over five seeds or more. Each arm has its own settings: those that
 took the least time a trained group in short runs here. Candidates differ in slots, row sizes, steps a dispatch, the
 freed slots that end a dispatch, and for tail batching in `over`. Both arms stay among row sizes that give the same bits
 on a CPU, 64 and up, as a run does by default.
@@ -18,16 +18,19 @@ given seed by seed, where even the order of what is trained may show.
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import intervals
+import plot_rounds
+import trained
+
 MINUTES = 14.0
+PLATFORM = "cpu"
 SEEDS, MOST_SEEDS, WIDTH = 5, 10, 0.05
-CONFIG, WARM = "configs/demo_long_tail.py", 2  # rounds that are left out of seconds and steps
+CONFIG, WARM = "configs/demo/long_tail.py", 2  # rounds that are left out of seconds and steps
 TRIED = 40  # rounds of the runs by which settings are chosen
 SYNC = ("scheduler.name=sync", "scheduler.over=1.0", "scheduler.lane=0.0")
 SHAPES = [
@@ -49,11 +52,8 @@ CANDIDATES = {
 }
 QUIET = (f"steps={TRIED}", "eval=default", "eval.prompts=0", "trace_rounds=0")
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
     best = record.cached("settings", lambda: _settings(record))
     for arm, found in best.items():
         record.figure(f"{arm}.settings", found["settings"])
@@ -116,14 +116,11 @@ def _curves(record, runs: dict) -> None:
 
 
 def _means(runs: list[dict]) -> list[float]:
-    """Returns the mean of each run's curve."""
     return [statistics.mean(run["curve"]) for run in runs]
 
 
 def _interval(runs: dict) -> tuple[float, float]:
     """Returns Welch's 95 % interval of ours minus synchronous. The seeds of an arm are its sample."""
-    import intervals
-
     return intervals.difference_of_means(_means(runs["tail_batching"]), _means(runs["sync"]))
 
 
@@ -153,8 +150,6 @@ def _settings(record) -> dict:
 
 def _run(record, settings: list[str], seed: int) -> dict:
     """Runs one arm by the command. Returns its speed per trained group, curve, time shares and idle slots."""
-    import plot_rounds
-
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         rows, prompts = _rows(record, run, settings, seed)
@@ -173,20 +168,8 @@ def _run(record, settings: list[str], seed: int) -> dict:
 
 
 def _rows(record, run: Path, settings: Sequence[str], seed: int) -> tuple[list[dict], int]:
-    """Returns the metrics of a run and the prompts of a round."""
-    from jaxrl_post.telemetry import metrics
-
-    record.run(
-        "-m",
-        "jaxrl_post.main",
-        f"--config={CONFIG}",
-        f"--run-dir={run}",
-        f"--config.seed={seed}",
-        "--config.checkpoint.every=0",
-        *(f"--config.{override}" for override in settings),
-        timeout_s=1800,
-    )
-    return metrics.read(run / "metrics.jsonl"), json.loads((run / "config.json").read_text())["scheduler"]["prompts"]
+    trained.run(record, CONFIG, run, f"seed={seed} checkpoint.every=0", *settings, timeout_s=1800)
+    return trained.rows(run), json.loads((run / "config.json").read_text())["scheduler"]["prompts"]
 
 
 def _speed_of(rows: list[dict], prompts: int) -> dict[str, float]:

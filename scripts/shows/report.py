@@ -14,13 +14,16 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import curve_readers
 import viewers
+
+from jaxrl_post.data import tokenizer
+from jaxrl_post.ring.types import Prompt
+from jaxrl_post.runs import rollout_log
 
 MINUTES = 6.0
 
@@ -53,7 +56,6 @@ BREAKING = "</script><script>document.title='broken'</script><img src=x onerror=
 
 
 def show(record) -> None:
-    sys.path.insert(0, str(record.root))
     parts = [file for part in PARTS for file in record.root.glob(part)]
     record.figure("page.bytes_without_data", sum(file.stat().st_size for file in parts), at_most=60_000)
     python = viewers.python(record.root)
@@ -80,7 +82,8 @@ def show(record) -> None:
 def _killed_and_resumed(record, python: Path, run: Path) -> None:
     command = [str(python), "-m", "jaxrl_post.main", *DEMO, f"--run-dir={run}", "--resume"]
     with open(run.with_name("first.log"), "w") as log:
-        process = subprocess.Popen(command, cwd=record.root, env=_environment(record), stdout=log, stderr=log)
+        env = os.environ | {"PYTHONPATH": str(record.root)}
+        process = subprocess.Popen(command, cwd=record.root, env=env, stdout=log, stderr=log)
     try:
         end = time.monotonic() + LIMIT_S
         while _last_step(run) < KILLED_AFTER and process.poll() is None and time.monotonic() < end:
@@ -100,12 +103,7 @@ def _last_step(run: Path) -> int:
 
 
 def _curves(record, python: Path, run: Path) -> None:
-    done = subprocess.run(
-        [str(python), "scripts/curve_readers.py", str(run)], cwd=record.root, capture_output=True, text=True
-    )
-    if done.returncode:
-        raise RuntimeError(f"the readers failed: {done.stderr[-2000:]}")
-    told = json.loads(done.stdout)
+    told = json.loads(record.said("scripts/curve_readers.py", run, timeout_s=LIMIT_S, python=python))
     rows = curve_readers.metrics(run)
     steps = len({step for _, step in rows})
     record.figure("metrics.points", told["metrics"], at_least=4000)
@@ -120,10 +118,6 @@ def _curves(record, python: Path, run: Path) -> None:
 
 def _plant(run: Path) -> None:
     """Replaces the first answer of the last step, and puts texts that would break a careless page into three places."""
-    from jaxrl_post.data import tokenizer
-    from jaxrl_post.telemetry import rollout_log
-    from jaxrl_post.types import Prompt
-
     step = max(int(file.stem.removeprefix("step_")) for file in (run / "rollouts").glob("step_*.npz"))
     first, *others = rollout_log.read(run / "rollouts" / f"step_{step:06d}.npz")
     ids = tokenizer.load(run / "policy").encode(PLANTED, special=False)
@@ -140,7 +134,6 @@ def _plant(run: Path) -> None:
 
 
 def _changed(rollout, prompt, ids):
-    """Returns the rollout with other tokens."""
     kept = [min(place, len(rollout) - 1) for place in range(len(ids))]
     names = ("sampled", "logprobs", "entropies", "versions", "drafted")
     return type(rollout)(
@@ -219,19 +212,5 @@ def _faults(record, page: Path) -> None:
 
 
 def _ran(record, python: Path, module: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [str(python), "-m", module, *arguments],
-        cwd=record.root,
-        env=_environment(record),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=LIMIT_S,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{module} {' '.join(arguments)} exited {done.returncode}:\n{done.stdout[-4000:]}")
-    return done.stdout
-
-
-def _environment(record) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(record.root)}
+    env = {"PYTHONPATH": str(record.root)}
+    return record.said("-m", module, *arguments, timeout_s=LIMIT_S, env=env, python=python)

@@ -8,7 +8,6 @@ last a bit of the newest checkpoint is flipped: the one before is used, and the 
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 from pathlib import Path
 
@@ -30,7 +29,6 @@ COMMAND = [
 
 
 def show(record) -> None:
-    sys.path.insert(0, str(record.root))
     with tempfile.TemporaryDirectory() as folder:
         runs = Runs(record, Path(folder), COMMAND, STEPS)
         whole, seconds = runs.killed_at(SEEDS, STARTING)

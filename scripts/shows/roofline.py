@@ -7,7 +7,6 @@ each floor is). A ratio may not rise by more than SLACK above the committed resu
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import compilers
@@ -37,7 +36,7 @@ def show(record) -> None:
     before = _before()
     for part in PARTS:
         for target in TARGETS:
-            for name, value in _compiled(record.root, python, part, target).items():
+            for name, value in _compiled(record, python, part, target).items():
                 key = f"{part}.{target}.{name}"
                 bounds = [
                     BOUNDS.get(f"{part}.{name}"),
@@ -48,12 +47,9 @@ def show(record) -> None:
                 )
 
 
-def _compiled(root: Path, python: Path, part: str, target: str) -> dict[str, float]:
-    command = [python, "scripts/compile_tier/roofline.py", part, target]
-    done = subprocess.run(command, cwd=root, text=True, capture_output=True, timeout=LIMIT_S)
-    if done.returncode:
-        raise RuntimeError(f"roofline: {part} on {target}: {done.stderr[-4000:]}")
-    found = json.loads(done.stdout.splitlines()[-1])
+def _compiled(record, python: Path, part: str, target: str) -> dict[str, float]:
+    said = record.said("scripts/compile_tier/roofline.py", part, target, timeout_s=LIMIT_S, python=python)
+    found = json.loads(said.splitlines()[-1])
     return {name: value for name, value in found.items() if name not in ("part", "target")}
 
 

@@ -26,6 +26,7 @@ import numpy as np
 MINUTES = 12.0
 SOURCES = ("jaxrl_post.main",)
 STEPS = 12
+# As the base commit names them; this tree opens these names too.
 CONFIGS = ("demo", "demo_speculation", "demo_pipeline", "demo_tail_batching", "demo_split")
 DEVICES = {"demo_split": 2}
 SHORT = (
@@ -54,7 +55,6 @@ def show(record) -> None:
 
 
 def _run(root: Path, place: Path, name: str, cache: Path) -> float:
-    """Runs one config in one tree and returns its seconds."""
     flags = os.environ.get("XLA_FLAGS", "")
     if name in DEVICES:
         flags = f"{flags} --xla_force_host_platform_device_count={DEVICES[name]}".strip()
@@ -71,7 +71,6 @@ def _run(root: Path, place: Path, name: str, cache: Path) -> float:
 
 
 def _compare(record, name: str, base: Path, new: Path) -> None:
-    """Writes what is equal between two runs of one config."""
     start = (record.root / "configs" / "demo_policy" / "model.safetensors").read_bytes()
     policies = [(run / "policy" / "model.safetensors").read_bytes() for run in (base, new)]
     record.figure(f"{name}.policy_equal", policies[0] == policies[1], equals=True)

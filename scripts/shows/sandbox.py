@@ -19,10 +19,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+import hostile_programs
+import killed
+import trained
+
 MINUTES = 10.0
 PLAIN = 65534  # the account of an ordinary user
 PACKAGES = ("markdown_it", "mdurl")  # that judging programs imports
 LEVELS = ("basic", "strict")
+SMALL = "steps=4 scheduler.prompts=8 scheduler.group_size=4 eval.prompts=8 reward.workers=2 reward.timeout_s=60"
 ATTACKS, CONTROLS = 220, 120  # and those that must succeed without confinement
 GRADER = """
 import itertools, sys
@@ -45,9 +50,6 @@ def score(data_source, solution_str, ground_truth, extra_info):
 
 
 def show(record) -> None:
-    sys.path.insert(0, str(record.root / "scripts"))
-    import hostile_programs
-
     kinds = [attack.kind for attack in hostile_programs.attacks()]
     for kind in ("earn", "reach", "exhaust", "outlive"):
         record.figure(f"attacks.{kind}", kinds.count(kind))
@@ -140,28 +142,11 @@ def _beside_a_run(record) -> None:
             folder = Path(place, f"run_{hostile}")
             file = Path(place, f"grader_{hostile}.py")
             file.write_text(GRADER.format(scripts=str(record.root / "scripts"), hostile=hostile))
-            record.run(
-                "-m",
-                "jaxrl_post.main",
-                "--config=configs/demo.py",
-                "--config.steps=4",
-                "--config.scheduler.prompts=8",
-                "--config.scheduler.group_size=4",
-                "--config.eval.prompts=8",
-                f"--config.reward.functions=('{file}:score',)",
-                "--config.reward.workers=2",
-                "--config.reward.timeout_s=60",
-                f"--run-dir={folder}",
-                timeout_s=900,
-            )
+            own = f"reward.functions=('{file}:score',)"
+            trained.run(record, "configs/demo.py", folder, SMALL, own, timeout_s=900)
             runs.append(folder)
-        names = sorted(
-            path.relative_to(runs[0])
-            for pattern in ("rollouts/*", "policy/*", "scheduler_log.jsonl")
-            for path in runs[0].rglob(pattern)
-        )
-        record.figure("files_compared", len(names), at_least=3)
-        different = [str(name) for name in names if (runs[0] / name).read_bytes() != (runs[1] / name).read_bytes()]
+        compared, different = killed.compared(*runs)
+        record.figure("files_compared", compared, at_least=3)
         record.figure("files_that_differ_beside_attacks", different, equals=[])
 
 

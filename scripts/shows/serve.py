@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import shutil
-import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+
+import bad_requests
+import hostile_clients
+import http_clients
 
 MINUTES = 14.0
 SOURCES = ("scripts/slow_engine.py", "scripts/http_clients.py", "scripts/bad_requests.py", "scripts/hostile_clients.py")
@@ -42,14 +43,14 @@ GROWTH = 8 << 20  # bytes that a server of constant memory may gain: heaps of th
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root / "scripts")]
     minutes = float(record.options.get("minutes", 10))
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         _policies(record, here)
         _bits(record, here)
         _hostile(record, here)
-        with _slow(record, here) as port:
+        slow = ("scripts/slow_engine.py", "serve", str(here / "endless"), str(here / "events"))
+        with http_clients.Served(record.root, *slow) as port:
             _against_the_engine(record, here, port)
             _kills(record, here, port)
             _bad(record, port)
@@ -69,45 +70,15 @@ def _policies(record, here: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": "<unk>"}))
 
 
-class _Process:
-    """A process that serves until the block ends. `begins`: how the line that names the port begins."""
-
-    def __init__(self, record, command: list[str], begins: str):
-        env = {**os.environ, "PYTHONPATH": str(record.root), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, *command], cwd=record.root, env=env, stdout=subprocess.PIPE, text=True
-        )
-        self._begins = begins
-
-    def __enter__(self) -> int:
-        for line in self._process.stdout:
-            if line.startswith(self._begins):
-                return int(line.strip().removesuffix("/v1").rpartition(":")[2])
-        raise RuntimeError(f"the server ended with exit code {self._process.wait()} before it served")
-
-    def __exit__(self, *_) -> None:
-        self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.wait(60)
-        finally:
-            self._process.kill()
-            self._process.stdout.close()
-
-
-def _chat(record, here: Path, *more: str) -> _Process:
-    command = ["-m", "jaxrl_post", "serve", f"--model={here / 'chat'}", "--port=0", f"--token={TOKEN}", *more]
-    return _Process(record, command, "serving")
-
-
-def _slow(record, here: Path) -> _Process:
-    return _Process(record, ["scripts/slow_engine.py", "serve", str(here / "endless"), str(here / "events")], "serving")
+def _chat(record, here: Path, *more: str) -> http_clients.Served:
+    command = ("-m", "jaxrl_post", "serve", f"--model={here / 'chat'}", "--port=0", f"--token={TOKEN}", *more)
+    return http_clients.Served(record.root, *command)
 
 
 # ---- equal bits
 
 
 def _bits(record, here: Path) -> None:
-    import http_clients
     import openai
 
     with _chat(record, here) as port:
@@ -136,7 +107,6 @@ def _bits(record, here: Path) -> None:
 
 
 def _mixed() -> list[tuple[str, dict]]:
-    """Returns kinds and bodies of requests."""
     dice, out = random.Random(0), []
     for index in range(REQUESTS):
         kind = ("completion", "completion_stream", "chat", "chat_stream", "curl")[index % 5]
@@ -202,8 +172,6 @@ def _scores(logprobs: dict) -> list[float]:
 
 
 def _against_the_engine(record, here: Path, port: int) -> None:
-    import http_clients
-
     bodies, file = _load(LOAD), here / "load.json"
     file.write_text(json.dumps(bodies))
     caller = http_clients.Caller(port, TOKEN)
@@ -212,16 +180,9 @@ def _against_the_engine(record, here: Path, port: int) -> None:
     found = http_clients.posted(port, TOKEN, CLIENTS, "/v1/completions", bodies)
     seconds, after = time.monotonic() - begun, caller.metrics()
     caller.close()
-    told = subprocess.run(
-        [sys.executable, "scripts/slow_engine.py", "direct", str(here / "endless"), str(file)],
-        cwd=record.root,
-        env={**os.environ, "PYTHONPATH": str(record.root), "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=True,
-    )
-    direct = json.loads(told.stdout.splitlines()[-1])
+    env = {"PYTHONPATH": str(record.root), "JAX_PLATFORMS": "cpu"}
+    told = record.said("scripts/slow_engine.py", "direct", here / "endless", file, timeout_s=900, env=env)
+    direct = json.loads(told.splitlines()[-1])
     choices = [json.loads(one)["choices"][0] for one in found]
     same = [[c["token_ids"], c["logprobs"]["token_logprobs"]] == r for c, r in zip(choices, direct["rollouts"])]
     tokens, spent = sum(len(c["token_ids"]) for c in choices), lambda name: after[name] - before[name]
@@ -256,8 +217,6 @@ def _load(count: int) -> list[dict]:
 
 def _kills(record, here: Path, port: int) -> None:
     """Kills curl in the middle of its response, and counts the dispatches that begin until its slots are free."""
-    import http_clients
-
     caller, late, tries = http_clients.Caller(port, TOKEN), [], 0
     while len(late) < KILLS and tries < 3 * KILLS:
         tries += 1
@@ -289,15 +248,11 @@ def _killed(here: Path, port: int, caller, dice: random.Random, *, stream: bool)
 
 
 def _times(here: Path, kind: str) -> list[float]:
-    """Returns when the engine of the server did something."""
     lines = [line.split() for line in (here / "events").read_text().split("\n")[:-1]]
     return [float(at) for what, at in lines if what == kind]
 
 
 def _bad(record, port: int) -> None:
-    import bad_requests
-    import http_clients
-
     caller, wrong, count = http_clients.Caller(port, TOKEN), [], 0
     cases = [(path, body, named) for (path, body), named in bad_requests.BAD]
     cases += [("/v1/completions", data, "") for data in RAW] + [("/v1/embeddings", {}, "/v1/completions")]
@@ -322,9 +277,6 @@ def _bad(record, port: int) -> None:
 
 def _hostile(record, here: Path) -> None:
     """Long bodies, wild values and silent connections, each kind beside a client that asks for /health."""
-    import hostile_clients
-    import http_clients
-
     with _chat(record, here, "--tool-calls=hermes") as port:
         caller = http_clients.Caller(port, TOKEN)
         slowest, wrong, bodies = 0.0, [], hostile_clients.bodies()
@@ -356,8 +308,6 @@ def _hostile(record, here: Path) -> None:
 
 
 def _sent(port: int, path: str, data: bytes) -> None:
-    import http_clients
-
     caller = http_clients.Caller(port, TOKEN)
     caller.ask("POST", path, data)
     caller.close()
@@ -365,9 +315,6 @@ def _sent(port: int, path: str, data: bytes) -> None:
 
 def _unread(record, here: Path, port: int) -> None:
     """A stream of all places that nobody reads: its places are free once the engine is done, and its deadline cuts it."""
-    import hostile_clients
-    import http_clients
-
     caller, limit = http_clients.Caller(port, TOKEN), 30
     body = {"prompt": [1, 2, 3], "max_tokens": 120, "n": PLACES, "stream": True, "timeout": limit}
     data = json.dumps(body | {"logprobs": 0, "return_token_ids": True}).encode()
@@ -391,9 +338,6 @@ def _unread(record, here: Path, port: int) -> None:
 
 def _memory(record, port: int, minutes: float) -> None:
     """Runs mixed load, and compares the memory of the last fifth with that of the second fifth."""
-    import hostile_clients
-    import http_clients
-
     caller, sizes, served, dropped = http_clients.Caller(port, TOKEN), [], 0, 0
     end, dice = time.monotonic() + 60 * minutes, random.Random(4)
     begun = caller.metrics()["jaxrl_post_requests_total"]
@@ -431,7 +375,5 @@ def _memory(record, port: int, minutes: float) -> None:
 
 
 def _some_bad(dice: random.Random):
-    import bad_requests
-
     while True:
         yield dice.choice(bad_requests.BAD)

@@ -13,21 +13,17 @@ of which must be rejected at 1e-6.
 
 from __future__ import annotations
 
-import os
-import sys
+import law_arms as arms
+import pytest
+
+from jaxrl_post.ring.types import Sampling
 
 MINUTES = 3.0
+PLATFORM = "cpu"
 LEVEL, REJECTED = 1e-3, 1e-6
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "tests")]
-    import law_arms as arms
-
-    from jaxrl_post.types import Sampling
-
     found = {}
     for name, law in arms.LAWS.items():
         found.update(_pair(record, name, 40, law, 6000, 3, lambda told, law=law: arms.by_context(40, law, told, 2)))
@@ -47,8 +43,6 @@ def show(record) -> None:
 
 def _pair(record, name: str, vocab: int, law, count: int, length: int, test) -> dict[str, float]:
     """Returns p-values without candidates and with them, and how many candidates were right and wrong."""
-    import law_arms as arms
-
     engine = arms.engine(vocab)
     alone = arms.answers(engine, law, count, length)
     drafted = arms.answers(engine, law, count, length, attempt=1, drafts=arms.drafts(alone))
@@ -60,9 +54,6 @@ def _pair(record, name: str, vocab: int, law, count: int, length: int, test) -> 
 
 
 def _planted(record) -> None:
-    import law_arms as arms
-    import pytest
-
     law = arms.LAWS["all_three"]
     honest = arms.answers(arms.engine(40), law, 3000, 3)
     for fault in arms.FAULTS:

@@ -19,11 +19,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
-import sys
 from pathlib import Path
 
+import numpy as np
+import replay
+import trained
+
+from jaxrl_post.engine.step_cost import StepCost
+from jaxrl_post.launch import compile_guard
+
 MINUTES = 30.0
+PLATFORM = "cpu"
 SLOTS, STEPS, PROMPTS = 64, 16, 16
 WIDTH = {"stories": 7, "demo": 11}  # longest chain of a draft; the demo's texts are more predictable
 PAIRS = {"stories": 15, "demo": 15}
@@ -46,7 +54,7 @@ SPECULATION = (
 )
 WORKLOADS = {
     "stories": (
-        "configs/stories.py",
+        "configs/models/stories.py",
         (
             "steps=20",
             "data.size=32",
@@ -56,18 +64,13 @@ WORKLOADS = {
             "optimizer.lr=5e-5",
         ),
     ),
-    "demo": ("configs/demo_speculation.py", ("steps=25",)),
+    "demo": ("configs/demo/speculation.py", ("steps=25",)),
 }
 CLAIM_FROM = 0.3  # nats of mean entropy
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
     record.data("tinystories-260k")
-    from jaxrl_post.launch import compile_guard
-
     compile_guard.use_cache(
         {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(record.root / ".cache" / "speculation" / "jax")}
     )
@@ -108,26 +111,12 @@ def _flat(record) -> Path:
 
 def _log(record, folder: Path, file: str, overrides: list[str]) -> None:
     """Records the run that is replayed, anew for every show."""
-    import shutil
-
     shutil.rmtree(folder, ignore_errors=True)
-    record.run(
-        "-m",
-        "jaxrl_post.main",
-        f"--config={file}",
-        f"--run-dir={folder}",
-        *(f"--config.{o}" for o in overrides),
-        timeout_s=900,
-    )
+    trained.run(record, file, folder, "", *overrides, timeout_s=900)
 
 
 def _cells(record, name: str, folder: Path, file: str, overrides: list[str], *, steady: bool) -> dict:
     """Writes both phases of one workload and stage, arm by arm, with their bounds."""
-    import numpy as np
-    import replay
-
-    from jaxrl_post.engine.step_cost import StepCost
-
     where = replay.stage(
         record.root,
         folder,
@@ -155,7 +144,7 @@ def _cells(record, name: str, folder: Path, file: str, overrides: list[str], *, 
         "mean_length": float(np.mean([len(r) for r in rollouts])),
         "epoch": where.epoch,
         "entropy": float(np.mean(np.concatenate([r.entropies for r in rollouts]))),
-        "ceiling_mean_max_p": float(np.mean(np.concatenate([r.tokens == r.favourites for r in rollouts]))),
+        "ceiling_mean_max_p": float(np.mean(np.concatenate([r.tokens == r.argmax_tokens for r in rollouts]))),
     }
     times = _times(record, name, where)
     cells = {
@@ -169,8 +158,6 @@ def _cells(record, name: str, folder: Path, file: str, overrides: list[str], *, 
 
 
 def _arm(where, name: str, cost, sizes=SIZES):
-    import replay
-
     return replay.Arm(
         where, name, row_sizes=sizes, cost=cost, clones=name == "ours", entries=ENTRIES, slots=SLOTS, steps=STEPS
     )
@@ -195,8 +182,6 @@ def _times(record, name: str, where) -> dict[str, dict[str, list[float]]]:
 
     Row sizes come from a table measured here.
     """
-    import replay
-
     cost = _measured(where)
     record.figure(
         f"{name}.cost_table",
@@ -228,8 +213,6 @@ def _measured(where):
     """Measures the step-cost table on the stage's own requests."""
     from benches import cost
 
-    from jaxrl_post.engine.step_cost import StepCost
-
     engine = _arm(where, "ours", StepCost(SIZES, (1.0,) * len(SIZES), "flat")).engine
     steps, drafting, opening = cost.measure(engine, where.rounds[0], turns=3)
     return StepCost(SIZES, tuple(steps.values()), "measured here", drafting, opening)
@@ -237,8 +220,6 @@ def _measured(where):
 
 def _interval(values: list[float]) -> tuple[float, float]:
     """Returns a 95 % bootstrap interval of the median."""
-    import numpy as np
-
     drawn = np.random.default_rng(0).choice(values, (4000, len(values)))
     low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
     return float(low), float(high)

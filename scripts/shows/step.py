@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -57,7 +56,7 @@ def show(record: Record) -> None:
     rounds = []
     for number in range(ROUNDS):
         turns = [lambda: _ours(record)] + [
-            lambda p=peer: {p: _peer(record.root, pythons[p], scripts / f"{p}_bench.py")} for peer in PEERS
+            lambda p=peer: {p: _peer(record, pythons[p], scripts / f"{p}_bench.py")} for peer in PEERS
         ]
         found = {"load_before": os.getloadavg()[0]}
         for turn in turns[number % 3 :] + turns[: number % 3]:
@@ -90,10 +89,7 @@ def _ours(record: Record) -> dict:
         return json.loads(file.read_text())["figures"]
 
 
-def _peer(root: Path, python: Path, script: Path) -> dict:
-    done = subprocess.run([python, script, *SHAPE], cwd=root, text=True, timeout=1800, capture_output=True)
-    if done.returncode:
-        raise RuntimeError(f"{script.name} exited {done.returncode}:\n{done.stderr[-4000:]}")
-    told = json.loads(done.stdout.splitlines()[-1])
+def _peer(record: Record, python: Path, script: Path) -> dict:
+    told = json.loads(record.said(script, *SHAPE, timeout_s=1800, python=python).splitlines()[-1])
     names = ("rollout_s", "train_s", "step_s", "peak_rss_mib", "compile_est_s", "tokens_per_step")
     return {name: told[name] for name in names}

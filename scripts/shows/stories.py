@@ -1,6 +1,6 @@
 """stories260K: its documented greedy story to the character, and RL that shows on its held-out openings.
 
-The story comes out of the row engine. RL is configs/stories.py at 3 seeds. Its figure is accuracy on 64 held-out
+The story comes out of the row engine. RL is configs/models/stories.py at 3 seeds. Its figure is accuracy on 64 held-out
 openings x 4 rollouts at temperature 1: the mean over the evaluations at steps 90-99 minus that over the first ten
 steps. It is given in standard errors of the difference, over openings. At learning rate 0 every evaluation draws the
 same rollouts, so the difference must be zero.
@@ -9,26 +9,32 @@ same rollouts, so the difference must be zero.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import tempfile
 from pathlib import Path
 
-MINUTES = 20.0
-SEEDS = (0, 1, 2)
+import numpy as np
+import trained
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+from jaxrl_post.data import tokenizer
+from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
+from jaxrl_post.models import decoder, llama2c
+from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
+from jaxrl_post.runs import rollout_log
+
+MINUTES = 20.0
+PLATFORM = "cpu"
+SEEDS = (0, 1, 2)
 
 
 def show(record) -> None:
-    sys.path.insert(0, str(record.root))
     folder = record.data("tinystories-260k")
     story, golden = _greedy(folder), _golden(folder / "stories260K.md")
     record.figure("golden_story_characters", len(golden), at_least=500)
     record.figure("golden_story_to_the_character", story[: len(golden)] == golden, equals=True)
     for seed in SEEDS:
         _record_gain(record, f"seed_{seed}", record.cached(f"seed_{seed}", lambda: _run(record, seed)), at_least=4.0)
-    control = record.cached("lr_0", lambda: _run(record, 0, "--config.optimizer.lr=0.0"))
+    control = record.cached("lr_0", lambda: _run(record, 0, "optimizer.lr=0.0"))
     record.figure("lr_0_before", control["early"])
     record.figure("lr_0_gain", control["late"] - control["early"], equals=0.0)
 
@@ -48,12 +54,6 @@ def _golden(file: Path) -> str:
 
 def _greedy(folder: Path) -> str:
     """Returns the engine's greedy rollout of the begin token alone."""
-    from jaxrl_post.data import tokenizer
-    from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
-    from jaxrl_post.models import decoder, llama2c
-    from jaxrl_post.parallel import mesh as meshes
-    from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
-
     model, params = llama2c.load(folder / "stories260K.bin")
     words = tokenizer.load(folder / "tok512.bin")
     mesh = meshes.make_mesh()
@@ -94,21 +94,9 @@ def _greedy(folder: Path) -> str:
 
 def _run(record, seed: int, *overrides: str) -> dict:
     """Runs once. Returns mean accuracy early and late, and how many standard errors they are apart."""
-    import numpy as np
-
-    from jaxrl_post.telemetry import rollout_log
-
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
-        seconds = record.run(
-            "-m",
-            "jaxrl_post.main",
-            "--config=configs/stories.py",
-            f"--config.seed={seed}",
-            *overrides,
-            f"--run-dir={place}",
-            timeout_s=1800,
-        )
+        seconds = trained.run(record, "configs/models/stories.py", place, f"seed={seed}", *overrides, timeout_s=1800)
         evaluations = [
             (json.loads(line)["step"], json.loads(line)["file"])
             for line in (place / "evaluations" / "index.jsonl").read_text().splitlines()

@@ -7,19 +7,15 @@ runs one file of that folder: `python scripts/show.py strangers answers`.
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 
 MINUTES = 30.0
+PLATFORM = "cpu"
 SOURCES = ("scripts/strangers/*.py",)
 LEAST = 20
 EXAMPLES = 3  # of the wrong ones, in the results
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root)]
     files = sorted(file.stem for file in (record.root / "scripts" / "strangers").glob("[!_]*.py"))
     for name in record.args or files:
         for kind, members in importlib.import_module(f"strangers.{name}").KINDS.items():

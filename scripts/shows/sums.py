@@ -10,21 +10,21 @@ distance, at least 1e-3.
 from __future__ import annotations
 
 import os
-import sys
+
+import gradient_arms as arms
+import made_groups
+import numpy as np
+import pytest
+import test_trainer_sums as tests
 
 MINUTES = 6.0
+PLATFORM = "cpu"
 EXACT, SINGLE = 1e-12, 5e-6
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "tests")]
-    import gradient_arms as arms
-    import made_groups
-    import numpy as np
-
     groups = made_groups.groups()
     record.figure("num_sequences", sum(len(group.rollouts) for group in groups))
     record.figure("num_trained_tokens", int(made_groups.unpacked(groups)[1].sum()))
@@ -52,11 +52,6 @@ def show(record) -> None:
 
 def _planted(record, groups) -> None:
     """Measures the distance that each planted fault makes, here and not by a test's exit code."""
-    import gradient_arms as arms
-    import numpy as np
-    import pytest
-    import test_trainer_sums as tests
-
     mode = "seq-mean-token-mean"
     plain = arms.plain_gradient(groups, np.float64, mode=mode)
     for fault in tests.FAULTS:

@@ -31,7 +31,7 @@ SERVERS = "serve"  # the room whose routes are endpoints
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
 METRIC = re.compile(r"[a-z_]+/[a-z][\w@{}.]*(/[\w@{}.]+)*")
 IMPORTED = re.compile(r"^\s*(?:from (jaxrl_post[\w.]*) import ([\w, ]+)|import (jaxrl_post[\w.]*))", re.M)
-RENAMED = re.compile(r"`([^`]+)` is now `([^`]+)`")
+RENAMED = re.compile(r"`([^`]+)` is now\s+`([^`]+)`")
 OPTIONS = "import json; from jaxrl_post.config import Config, fields; print(json.dumps([o.name for o in fields.options(Config)]))"
 LOADS = """
 import json, sys
@@ -68,7 +68,8 @@ def show(record) -> None:
         record.figure(f"{kind}.base", len(names), at_least=5)
         gone = sorted({*names} - {*new[kind]})
         record.figure(f"{kind}.gone", gone)
-        lost = [name for name in gone if renamed.get(name.split(" ")[-1]) not in {*new[kind], *map(_last, new[kind])}]
+        there = {*new[kind], *(name.split(" ")[-1] for name in new[kind])}  # also the flag of `command --flag`
+        lost = [name for name in gone if renamed.get(name.split(" ")[-1]) not in there]
         record.figure(f"{kind}.lost", lost, equals=[])
         if kind == "options":
             silent = [name for name in gone if not _answers(record.root, name, renamed.get(name, ""))]
@@ -80,13 +81,18 @@ def show(record) -> None:
     )
     modules = sorted(_modules(base))
     record.figure("modules.base", len(modules), at_least=5)
-    record.figure("modules.lost", _python(record.root, IMPORTS, *modules), equals={})
+    gone = _python(record.root, IMPORTS, *modules)
+    record.figure("modules.gone", gone)
+    said = [f"`{old}` is now `{new}`" for old, new in renamed.items()]
+    record.figure(
+        "modules.lost", {name: why for name, why in gone.items() if not any(map(why.endswith, said))}, equals={}
+    )
 
 
 def _surface(root: Path) -> dict[str, list[str]]:
     """Kind -> the names of one tree."""
     tree = house.Tree(root)
-    commands = re.findall(r"^(\w+)  +\S", _help(root), re.M)
+    commands = re.findall(r"^ *(\w+)  +\S", _help(root), re.M)
     with ThreadPoolExecutor(2) as pool:
         helps = dict(zip(commands, pool.map(lambda name: _help(root, name), commands), strict=True))
     return {
@@ -151,8 +157,3 @@ def _answers(root: Path, option: str, new: str) -> bool:
     words = [sys.executable, "-m", "jaxrl_post.main", "--config=configs/demo.py", f"--config.{option}=1", "--dry-run"]
     done = subprocess.run(words, cwd=root, text=True, capture_output=True, timeout=300)
     return bool(new) and done.returncode != 0 and new in done.stderr
-
-
-def _last(name: str) -> str:
-    """The flag of `command --flag`."""
-    return name.split(" ")[-1]

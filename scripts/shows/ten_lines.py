@@ -16,14 +16,19 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import textwrap
 from pathlib import Path
 
+import nbclient
+import nbformat
+import pages
+
+from jaxrl_post.runs import metric_rows, rollout_log
+from jaxrl_post.runs.trained import columns
+
 MINUTES = 12.0
-SOURCES = ("README.md", "configs/demo.py", "jaxrl_post/api.py")
+SOURCES = ("README.md", "configs/demo.py", "jaxrl_post/commands/api.py")
 LIMIT_S = 1800.0  # of the script, and of the kernel
 RISE = 4 * math.sqrt(2) * 0.5 / math.sqrt(3 * 64)  # 0.204
 STEPS = 3  # whose mean is compared
@@ -91,9 +96,6 @@ def reward_digits(completions, **kwargs):
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "tests")]
-    import pages
-
     text = (record.root / "README.md").read_text()
     block = pages.python_blocks(record.root / "README.md")[0]
     first = text[text.index("```") :]
@@ -138,29 +140,17 @@ def _script(record, block: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         place = _folder(record, folder)
         (place / "script.py").write_text(block)
-        done = subprocess.run(
-            [sys.executable, "script.py"],
-            cwd=place,
-            env=_environment(record),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
-        if done.returncode:
-            raise RuntimeError(f"README's block as a script exited {done.returncode}:\n{done.stderr[-4000:]}")
+        record.said("script.py", timeout_s=LIMIT_S, env=_environment(record), cwd=place)
         (run,) = (place / "runs").iterdir()
         return _left(run)
 
 
 def _left(run: Path) -> dict:
     """Returns what TOLD does, from the files of a run."""
-    from jaxrl_post.launch.trained import columns
-    from jaxrl_post.telemetry import metrics, rollout_log
-
     files = sorted((run / "rollouts").glob("step_*.npz"))
     rollouts = [r for file in files for group in rollout_log.read(file) for r in group.rollouts]
     tokens = repr([(r.tokens.tolist(), r.logprobs.tolist()) for r in rollouts])
-    rows = [row for row in metrics.read(run / "metrics.jsonl") if metrics.is_of_step(row)]
+    rows = [row for row in metric_rows.read(run / "metrics.jsonl") if metric_rows.is_of_step(row)]
     return {
         "weights": hashlib.sha256((run / "policy" / "model.safetensors").read_bytes()).hexdigest(),
         "tokens": hashlib.sha256(tokens.encode()).hexdigest(),
@@ -171,9 +161,6 @@ def _left(run: Path) -> dict:
 
 def _kernel(record, block: str) -> list[dict]:
     """Runs the block twice in one notebook kernel, as cells."""
-    import nbclient
-    import nbformat
-
     cells = [nbformat.v4.new_code_cell(source) for source in (block, TOLD, block, TOLD)]
     notebook = nbformat.v4.new_notebook(cells=cells)
     with tempfile.TemporaryDirectory() as folder:
@@ -234,15 +221,6 @@ def _trl(record, kind: str, functions: str) -> dict:
         template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
         (place / "configs" / "demo_policy" / "chat_template.jinja").write_text(template)
         (place / "trl.py").write_text(textwrap.dedent(functions) + TRAIN)
-        done = subprocess.run(
-            [sys.executable, "trl.py", kind, "configs/demo_policy"],
-            cwd=place,
-            env=_environment(record),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
-        if done.returncode:
-            raise RuntimeError(f"TRL's functions on {kind}: exit code {done.returncode}:\n{done.stderr[-4000:]}")
-        (found,) = _told(done.stdout)
+        words = ("trl.py", kind, "configs/demo_policy")
+        (found,) = _told(record.said(*words, timeout_s=LIMIT_S, env=_environment(record), cwd=place))
         return found

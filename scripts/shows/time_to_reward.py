@@ -24,9 +24,9 @@ with the runs that it has finished.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-import sys
 from collections.abc import Iterable
 
 import intervals
@@ -96,7 +96,7 @@ def _pipeline(
 # Four settings of each arm. The first of `sync` sets the reward.
 WORKLOADS = {
     "demo": Workload(
-        config="configs/demo_long_tail.py",
+        config="configs/demo/long_tail.py",
         overrides=(f"engine.row_sizes=({ROWS['demo']},)",),
         trained=36 * 96,
         window=960,
@@ -114,7 +114,7 @@ WORKLOADS = {
         },
     ),
     "stories": Workload(
-        config="configs/stories.py",
+        config="configs/models/stories.py",
         overrides=(*STORIES, f"engine.row_sizes=({ROWS['stories']},)"),
         trained=22 * 64,
         window=320,
@@ -133,7 +133,6 @@ WORKLOADS = {
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
     record.data("tinystories-260k")
     with Jobs(record) as jobs:
         for name, workload in WORKLOADS.items():
@@ -145,12 +144,8 @@ def show(record) -> None:
 
 def _compare(record, name: str, workload: Workload, runs: Runs) -> None:
     runs.make(runs.of(arm, at, slice_, price, seed) for arm, at, slice_, price in _all(workload) for seed in TRIED_ON)
-    best = {
-        (arm, slice_, price): _best(workload, runs, arm, slice_, price)
-        for arm in workload.arms
-        for slice_ in SLICES
-        for price in PRICES
-    }
+    kinds = itertools.product(workload.arms, SLICES, PRICES)
+    best = {(arm, slice_, price): _best(workload, runs, arm, slice_, price) for arm, slice_, price in kinds}
     runs.make(runs.of("sync", 0, slice_, "", seed) for slice_ in SLICES for seed in SEEDS)
     runs.make(runs.of(arm, at, slice_, price, seed) for (arm, slice_, price), at in best.items() for seed in SEEDS)
     for slice_ in SLICES:
@@ -161,24 +156,17 @@ def _compare(record, name: str, workload: Workload, runs: Runs) -> None:
             _ratios(
                 record, name, workload, runs, slice_, price, {arm: best[arm, slice_, price] for arm in workload.arms}
             )
-    piped = [runs.of("pipeline", best["pipeline", slice_, price], slice_, price, s) for slice_, price, s in _main()]
-    found = [runs.found(one) for one in piped]
+    found = [
+        runs.found(runs.of("pipeline", best["pipeline", slice_, price], slice_, price, seed))
+        for slice_, price, seed in itertools.product(SLICES, PRICES, SEEDS)
+    ]
     record.figure(f"{name}.largest_staleness", max(one["oldest"] for one in found), at_most=8)
     record.figure(f"{name}.mean_staleness", statistics.mean(one["stale"] for one in found))
 
 
 def _all(workload: Workload) -> Iterable[tuple[str, int, str, str]]:
-    return (
-        (arm, at, slice_, price)
-        for arm, all_of in workload.arms.items()
-        for at in range(len(all_of))
-        for slice_ in SLICES
-        for price in PRICES
-    )
-
-
-def _main() -> Iterable[tuple[str, str, int]]:
-    return ((slice_, price, seed) for slice_ in SLICES for price in PRICES for seed in SEEDS)
+    settings = ((arm, at) for arm, all_of in workload.arms.items() for at in range(len(all_of)))
+    return ((*setting, slice_, price) for setting, slice_, price in itertools.product(settings, SLICES, PRICES))
 
 
 def _best(workload: Workload, runs: Runs, arm: str, slice_: str, price: str) -> int:

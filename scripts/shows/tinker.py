@@ -14,8 +14,6 @@ The SDK, at the version of docs/tinker.md, runs in an environment of its own bel
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import os
 import subprocess
@@ -24,11 +22,23 @@ import tempfile
 import time
 from pathlib import Path
 
+import hostile_clients
+import jax
 import numpy as np
 import peers
 from record import Missing
+from strangers import requests
+
+from jaxrl_post import config
+from jaxrl_post.algorithms.credit import Credit
+from jaxrl_post.data import tasks, tokenizer
+from jaxrl_post.launch.parts import saved_policy
+from jaxrl_post.parallel import mesh
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.trainer import packing, placement, programs
 
 MINUTES = 8.0
+PLATFORM = "cpu"
 SDK, PINS = "tinker==0.24.1", "constraints/tinker.txt"
 SOURCES = ("scripts/tinker_loops.py", "scripts/hostile_clients.py", "configs/demo_policy/*")
 TRIES, HEALTH_S = 500, 1.0
@@ -40,8 +50,6 @@ LEARNED = {
     "cispo": ("cispo", {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}, {}),
     "dro": ("dro", {"old_kl_coef": 0.3}, {"beta": 0.3}),
 }
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def show(record) -> None:
@@ -91,8 +99,6 @@ def _refusals(record, said: list[str]) -> None:
 
 def _sums() -> tuple[list, list]:
     """Returns problems with their results, and problems with careful solutions."""
-    from jaxrl_post.data import tasks
-
     sums, seed = tasks.TASKS["sums"], np.zeros(2, np.uint32)
     problems = [[row["prompt"], row["answer"]] for row in sums.rows(0, "train", 240)]
     solved = [
@@ -103,8 +109,6 @@ def _sums() -> tuple[list, list]:
 
 def _data(solved: list) -> list[dict]:
     """Returns texts of tokens, and numbers for their losses. Ratios lie around 1, on both sides of the bounds."""
-    from jaxrl_post.data import tokenizer
-
     words, dice, out = tokenizer.load(Path(POLICY)), np.random.default_rng(0), []
     for prompt, solution in solved[:24]:
         tokens = words.encode(prompt + solution)
@@ -136,13 +140,6 @@ def _scores(record, data: list[dict], found: dict) -> None:
 
 def _directly(data: list[dict], loss: str) -> tuple[list[np.ndarray], float, float]:
     """Returns log-probs, the summed loss and the norm of its gradient by trainer/programs.py and trainer/packing.py."""
-    import jax
-
-    from jaxrl_post import config
-    from jaxrl_post.launch import saved_policy
-    from jaxrl_post.parallel import mesh
-    from jaxrl_post.trainer import packing, placement, programs
-
     mode, bounds, _ = LEARNED[loss]
     _, files = saved_policy.files(POLICY)
     one = mesh.make_mesh()
@@ -152,21 +149,18 @@ def _directly(data: list[dict], loss: str) -> tuple[list[np.ndarray], float, flo
     algorithm = config.AlgorithmConfig(loss_mode=mode, **bounds)
     recipe = programs.recipe(files.model, algorithm, config.OptimizerConfig(), rows, one, **how)
     groups, credits, old = _groups(data, weighted=loss == "cross_entropy")
-    options = dict(old_logprobs=None if mode == "sft" else old, corrected=mode == "sft")
+    options = dict(leaves=["corrections"]) if mode == "sft" else dict(given={"old_logprobs": old})
     (batch,), places = packing.pack(groups, credits, rows=len(data), tokens=rows.tokens, **options)
     sums, logps = jax.jit(
         lambda p, b: programs.accumulate(p, programs.empty(p, b, recipe), b, recipe, np.bool_(False))
     )(params, batch)
     norm = np.sqrt(sum(np.sum(np.float64(leaf) ** 2) for leaf in jax.tree.leaves(jax.device_get(sums.grads))))
-    found = packing.answers([np.asarray(logps)], places)
+    found = packing.per_rollout([np.asarray(logps)], places)
     return [found[group.rollouts[0].id] for group in groups], float(sums.by_count["actor/pg_loss"]), float(norm)
 
 
 def _groups(data: list[dict], *, weighted: bool) -> tuple[list, dict, dict]:
     """Returns a group of one rollout for each text, its credit, and the sampler's log-probs, by rollout id."""
-    from jaxrl_post.algorithms.credit import Credit
-    from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
-
     groups, credits, old = [], {}, {}
     for place, one in enumerate(data):
         prompt = Prompt(id=str(place), tokens=one["tokens"][:1])
@@ -209,45 +203,41 @@ def _count(value) -> int:
 
 def _hostile(record, folder: Path) -> None:
     """Two owners of keys. What one tries with the names of the other gets nothing, before and after a new start."""
-    import hostile_clients
+
+    def clients(server) -> list:
+        return [requests.asking(server.port, "/api/v1/", **{"X-API-Key": f"tml-{name}"}) for name in ("alice", "bob")]
 
     (folder / "keys").write_text("alice tml-alice\nbob tml-bob\n")
     tried = reached = 0
     with _Server(record, folder, keys=True) as server:
-        alice, bob = _Raw(server.port, "tml-alice"), _Raw(server.port, "tml-bob")
-        known = alice.victim() | bob.thief()
-        before = alice.rollouts(known)
+        alice, bob = clients(server)
+        known = requests.victim(alice) | requests.thief(bob)
+        before = _rollouts(alice, known)
         while tried < TRIES // 2:
-            outcomes = [hostile_clients.reached(bob.ask, *one) for one in hostile_clients.knowing(known)]
+            outcomes = [hostile_clients.reached(bob, *one) for one in hostile_clients.knowing(known)]
             tried, reached = tried + len(outcomes), reached + sum(outcomes)
-        record.figure("knowing.rollouts_equal_afterwards", alice.rollouts(known) == before, equals=True)
-        _values(record, alice, server)
+        record.figure("knowing.rollouts_equal_afterwards", _rollouts(alice, known) == before, equals=True)
+        _values(record, alice, known["sampler"], server)
     with _Server(record, folder, keys=True) as server:
-        alice, bob = _Raw(server.port, "tml-alice"), _Raw(server.port, "tml-bob")
-        known |= bob.thief()
+        alice, bob = clients(server)
+        known |= requests.thief(bob)
         while tried < TRIES:
-            outcomes = [hostile_clients.reached(bob.ask, *one) for one in hostile_clients.knowing(known)]
+            outcomes = [hostile_clients.reached(bob, *one) for one in hostile_clients.knowing(known)]
             tried, reached = tried + len(outcomes), reached + sum(outcomes)
-        record.figure("knowing.rollouts_equal_after_a_restart", alice.rollouts(known) == before, equals=True)
+        record.figure("knowing.rollouts_equal_after_a_restart", _rollouts(alice, known) == before, equals=True)
     stolen = [str(one) for one in folder.rglob("*stolen*")]
     record.figure("knowing.tries", tried, at_least=TRIES)
     record.figure("knowing.tries_that_got_anything", reached, equals=0)
     record.figure("knowing.files_written", stolen, equals=[])
 
 
-def _values(record, client, server) -> None:
-    import hostile_clients
-
-    session = client.post("create_session")["session_id"]
-    sampler = client.post("create_sampling_session", session_id=session, base_model="demo_policy")[
-        "sampling_session_id"
-    ]
+def _values(record, ask, sampler: str, server) -> None:
     wrong, values = [], hostile_clients.tinker_values()
     body = {"sampling_session_id": sampler, "prompt": {"chunks": [{"tokens": [3, 8, 11]}]}}
     with hostile_clients.Health(server.port, "/api/v1/healthz") as health:
         for changes in values:
-            status, told = client.ask("POST", "asample", body | changes)
-            if status != 400 and not (status == 200 and "error" not in client.result(told)):
+            status, told = ask("POST", "asample", body | changes)
+            if status != 400 and not (status == 200 and "error" not in requests.result(ask, told)):
                 wrong.append(f"{changes}: {status}")
     record.figure("values.tried", len(values), at_least=60)
     record.figure("values.neither_refused_nor_sampled", wrong, equals=[])
@@ -255,64 +245,13 @@ def _values(record, client, server) -> None:
     record.figure("values.slowest_health_s", health.most_s, at_most=HEALTH_S)
 
 
-class _Raw:
-    """A client without the SDK."""
-
-    def __init__(self, port: int, key: str):
-        self._port, self._key = port, key
-
-    def ask(self, method: str, path: str, body=None):
-        """Returns status and value of a response."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
-        with contextlib.closing(connection):
-            data = None if body is None else json.dumps(body)
-            connection.request(method, f"/api/v1/{path}", data, {"X-API-Key": self._key})
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
-
-    def post(self, path: str, /, **body):
-        """Returns the value of a good response."""
-        status, told = self.ask("POST", path, body)
-        if status != 200:
-            raise RuntimeError(f"{path}: {status} {told}")
-        return told
-
-    def result(self, told):
-        """Waits for the result of a request."""
-        while (found := self.ask("POST", "retrieve_future", {"request_id": told["request_id"]}))[0] == 408:
-            pass
-        return found[1]
-
-    def thief(self) -> dict:
-        """Begins a session and a run of its own."""
-        session = self.post("create_session")["session_id"]
-        run = self.result(
-            self.post("create_model", session_id=session, base_model="demo_policy", lora_config={"rank": 4})
-        )
-        return {"own_session": session, "own_run": run["model_id"]}
-
-    def victim(self) -> dict:
-        """Returns the names of a session, a run, its requests, its sampler and its saved weights."""
-        own = self.thief()
-        run, session, requests, paths = own["own_run"], own["own_session"], [], []
-        for what, name in (("save_weights", "state"), ("save_weights_for_sampler", "kept")):
-            told = self.post(what, model_id=run, path=name)
-            requests.append(told["request_id"])
-            paths.append(self.result(told)["path"])
-        sampler = self.post("create_sampling_session", session_id=session, model_path=paths[1])["sampling_session_id"]
-        names = {"session": session, "run": run, "sampler": sampler, "model": "demo_policy"}
-        return names | {"requests": requests, "paths": paths}
-
-    def rollouts(self, known: dict):
-        """Returns rollouts of the saved weights, by a session of its own."""
-        session = self.post("create_session")["session_id"]
-        sampler = self.post("create_sampling_session", session_id=session, model_path=known["paths"][1])
-        body = {"sampling_session_id": sampler["sampling_session_id"], "num_samples": 4}
-        asked = body | {
-            "prompt": {"chunks": [{"tokens": [3, 8, 11]}]},
-            "sampling_params": {"seed": 1, "max_tokens": 24},
-        }
-        return self.result(self.post("asample", **asked))
+def _rollouts(ask, known: dict) -> dict:
+    session = ask("POST", "create_session", {})[1]["session_id"]
+    body = {"session_id": session, "model_path": known["paths"][1]}
+    sampler = ask("POST", "create_sampling_session", body)[1]["sampling_session_id"]
+    asked = {"prompt": {"chunks": [{"tokens": [3, 8, 11]}]}, "sampling_params": {"seed": 1, "max_tokens": 24}}
+    told = ask("POST", "asample", asked | {"sampling_session_id": sampler, "num_samples": 4})[1]
+    return requests.result(ask, told)
 
 
 class _Server:
@@ -346,7 +285,6 @@ class _Server:
             self._process.kill()
 
     def said(self) -> str:
-        """Returns what the server has printed."""
         return self._said.read_text()
 
     def ended(self, count: int) -> int:

@@ -2,12 +2,12 @@
 byte.
 
 The real run is configs/demo.py, shortened, by the command. Its twin has the same loop, scheduler, evaluation and host
-side of the engine, over a device of numpy (jaxrl_post/sim/twin.py). The twin knows how long every rollout of the log
+side of the engine, over a device of numpy (scripts/models/twin.py). The twin knows how long every rollout of the log
 is, and nothing of when anything happened. Pages are plentiful in one case, and in another so few that rollouts are
-preempted. There are two dispatch lengths. With configs/demo_tail_batching.py the scheduler parks rollouts and lets them
+preempted. There are two dispatch lengths. With configs/demo/tail_batching.py the scheduler parks rollouts and lets them
 go on.
 
-Then comes configs/demo_speculation.py. There the twin also knows how many tokens each step of a rollout accepted. It
+Then comes configs/demo/speculation.py. There the twin also knows how many tokens each step of a rollout accepted. It
 knows what the drafts of each dispatch were worth, by which the engine chooses its row size. scheduler_log.jsonl must be
 equal, and dispatches.jsonl, which holds clock, steps, row size and the use of its rows for every dispatch.
 
@@ -18,16 +18,17 @@ another log.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import tempfile
 from pathlib import Path
 
+from twin_run import Run
+
 MINUTES = 6.0
+PLATFORM = "cpu"
 SHORT = ("--config.steps=8", "--config.eval.prompts=24", "--config.eval.every=4", "--config.checkpoint.every=4")
 FEW = "--config.engine.pages=140"  # for 64 slots, each of which wants two or three
-DEMO, DRAFTING = "configs/demo.py", "configs/demo_speculation.py"
-TAIL = "configs/demo_tail_batching.py"
+DEMO, DRAFTING = "configs/demo.py", "configs/demo/speculation.py"
+TAIL = "configs/demo/tail_batching.py"
 AGAIN = ("--config.data.size=64", "--config.scheduler.prompts=32")  # an epoch is two steps, so there is a past
 DEFERRING = tuple(f"--config.scheduler.{put}" for put in ("name=tail_batching", "over=1.25", "prefix_mode=recompute"))
 ARMS = {
@@ -43,13 +44,8 @@ ARMS = {
     "speculation_clones": (DRAFTING, *AGAIN, "--config.speculation.clones=True", "--config.engine.row_sizes=(128,)"),
 }
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "tests")]
-    from twin_run import Run
-
     with tempfile.TemporaryDirectory() as folder:
         for name, (file, *flags) in ARMS.items():
             place, flags = Path(folder) / name, (*SHORT, *flags)

@@ -1,6 +1,6 @@
 """Devices that learn and devices that generate, in two processes: both decide alike, and weights arrive as they left.
 
-Runs configs/demo_pipeline.py for 5 steps on 8 forced devices, of which 4 learn (data 2 x fsdp 2) and 4 generate:
+Runs configs/demo/pipeline.py for 5 steps on 8 forced devices, of which 4 learn (data 2 x fsdp 2) and 4 generate:
 - `hosts`: one process learns and one generates, with 4 devices each.
 - `halves`: each of two processes has two devices of either kind, and a fifth device that rests.
 - `alone`: one process with all 8 devices.
@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import tempfile
 from pathlib import Path
+
+import processes
+import trained
 
 MINUTES = 8.0
 STEPS = 5
@@ -35,16 +37,13 @@ OVERRIDES = [
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
-    import processes
-
     with tempfile.TemporaryDirectory() as folder:
         runs = {name: Path(folder) / name for name in FORMS}
         for name, (count, devices) in FORMS.items():
             command = [
                 "scripts/arrivals.py",
                 str(runs[name]),
-                "--config=configs/demo_pipeline.py",
+                "--config=configs/demo/pipeline.py",
                 *OVERRIDES,
                 f"--run-dir={runs[name]}",
             ]
@@ -61,11 +60,11 @@ def show(record) -> None:
             ("halves.process_1", runs["halves"], 1, True),
             ("alone", runs["alone"], 0, True),
         ):
-            _arrivals(record, name, _read(f"{place}.{index}.jsonl"), pieces)
+            lines = Path(f"{place}.{index}.jsonl").read_text().splitlines()
+            _arrivals(record, name, [json.loads(line) for line in lines], pieces)
 
 
 def _arrivals(record, name: str, lines: list[dict], has_pieces: bool) -> None:
-    """Writes figures of the publishes of one process."""
     record.figure(f"{name}_publishes", len(lines), at_least=STEPS)
     found = sum(line["pieces"] for line in lines)
     record.figure(f"{name}_pieces_compared", found, **({"at_least": STEPS} if has_pieces else {"equals": 0}))
@@ -75,8 +74,6 @@ def _arrivals(record, name: str, lines: list[dict], has_pieces: bool) -> None:
 
 
 def _against_one_process(record, name: str, pair: Path, alone: Path) -> None:
-    import processes
-
     decisions = [processes.first_round(run / "scheduler_log.jsonl") for run in (pair, alone)]
     record.figure(f"{name}.step_1_decisions_equal", decisions[0] == decisions[1], equals=True)
     for step in range(1, STEPS + 1):
@@ -88,12 +85,8 @@ def _against_one_process(record, name: str, pair: Path, alone: Path) -> None:
 
 
 def _staleness(record, name: str, run: Path) -> None:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = trained.rows(run)
     stale = [row["off_policy/mean"] for row in rows if "off_policy/mean" in row]
     record.figure(f"{name}.staleness_mean", statistics.mean(stale))
     most = max(row["off_policy/max"] for row in rows if "off_policy/max" in row)
     record.figure(f"{name}.staleness_max", most, at_least=1, at_most=4)
-
-
-def _read(file: str) -> list[dict]:
-    return [json.loads(line) for line in Path(file).read_text().splitlines()]

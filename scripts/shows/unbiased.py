@@ -16,20 +16,26 @@ import contextlib
 import hashlib
 import io
 import math
-import os
-import sys
+import tempfile
 from collections import Counter
 
+import frozen_rounds as real
+import numpy as np
+from dense_attend import dense
+
+from jaxrl_post import main
+from jaxrl_post.models import decoder
+from jaxrl_post.ring import loop
+from jaxrl_post.simulate import settings, simulation
+
 MINUTES = 8.0
+PLATFORM = "cpu"
 MODES = ("verify", "recompute", "restart")
 DRIFTS = (0.0, 0.001, 0.005, 0.02)
 ROUNDS, STEPS = 35, 30
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "tests")]
     _frozen(record)
     _engine(record)
     measured = record.cached("demo_drift", lambda: _measured(record))
@@ -40,7 +46,6 @@ def show(record) -> None:
 
 def _given(record, *overrides: str):
     from jaxrl_post import config
-    from jaxrl_post.sim import settings
 
     return settings.resolve(
         config.load(str(record.root / "configs" / "sim" / "rollpacker_16k.py")),
@@ -71,9 +76,7 @@ def _frozen(record) -> None:
 
 def _trained(given) -> Counter:
     """Returns (prompt, seed, digest of the tokens) of everything the learner got."""
-    from jaxrl_post import loop, simulate
-
-    ring = simulate.assemble(given)
+    ring = simulation.assemble(given)
     learned, accumulate = Counter(), ring.learner.accumulate
 
     def counted(groups) -> None:
@@ -84,14 +87,18 @@ def _trained(given) -> Counter:
 
     ring.learner.accumulate = counted
     loop.run(
-        simulate.tallied(ring), ring.engine, ring.scheduler, ring.rewards, ring.learner, simulate.publish, given.rounds
+        simulation.tallied(ring),
+        ring.engine,
+        ring.scheduler,
+        ring.rewards,
+        ring.learner,
+        simulation.publish,
+        given.rounds,
     )
     return learned
 
 
 def _engine(record) -> None:
-    import frozen_rounds as real
-
     sync, _ = real.rounds("sync", steps=6)
     for mode in MODES:
         ours, counts = real.rounds("tail_batching", steps=6, over=1.5, prefix_mode=mode)
@@ -103,11 +110,9 @@ def _under(record, tv: float) -> None:
     """Writes all ways to go on at one drift, beside synchronous rounds."""
 
     def figures(*overrides: str) -> dict:
-        from jaxrl_post import simulate
-
         return record.cached(
             f"tv{tv:g}." + ".".join(overrides).replace("/", "_"),
-            lambda: simulate.turn(_given(record, f"workload.tv={tv}", *overrides)),
+            lambda: simulation.run(_given(record, f"workload.tv={tv}", *overrides)),
         )
 
     sync, found = figures(), {}
@@ -140,11 +145,7 @@ def _under(record, tv: float) -> None:
 
 def _measured(record) -> dict:
     """Measures the total variation of the next token's law between one version and the next, on a real run."""
-    import tempfile
-
     import jax
-
-    from jaxrl_post import main
 
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -163,7 +164,7 @@ def _measured(record) -> dict:
             stack,
         )
         run.learner = watched = _Watched(run, jax)
-        main.turn(run)
+        main.run_training(run)
     return {"mean": sum(watched.found) / len(watched.found), "largest": max(watched.found), "steps": len(watched.found)}
 
 
@@ -190,11 +191,6 @@ class _Watched:
 
     def _apart(self, before, after) -> float:
         """Returns half the 1-norm between two laws of the next token, the mean over the tokens of 64 rollouts."""
-        import numpy as np
-        from dense_attend import dense
-
-        from jaxrl_post.models import decoder
-
         config = self._run.start.model
         rollouts = [group.rollouts[0] for group in self._groups][:64]
         length = max(rollout.prompt.tokens.size + len(rollout) for rollout in rollouts)

@@ -20,7 +20,20 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from stdin_and_call_problems import problems
+from verdict_programs import table
+
+from jaxrl_post.rewards import Overrun, code
+from jaxrl_post.rewards.limits import Fixed
+from jaxrl_post.rewards.pool import Graders, Pool
+from jaxrl_post.rewards.program_tests import refusal
+from jaxrl_post.rewards.sandbox import LEVELS
+from jaxrl_post.rewards.sandbox.examiner import ProgramTest
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
+
 MINUTES = 15.0
+SOURCES = ("scripts/tables/*_problems.txt",)
 LIMIT_S = 1.0
 WORKERS = (1, 4, 16)
 WRONG_AT_THE_END = {
@@ -31,9 +44,6 @@ WRONG_AT_THE_END = {
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
-    from verdict_programs import table
-
     programs = table()
     record.figure("programs", len(programs), at_least=60)
     _judged_alike(record, programs)
@@ -84,25 +94,17 @@ def _judged_alike(record, programs: Sequence[tuple[str, str, float]]) -> None:
 
 def _through_a_pool(programs, workers: int) -> tuple[dict[str, float], list[float], int]:
     """Returns the score of each program, the CPU seconds of those that end, and the number of unscored ones."""
-    import numpy as np
-
-    from jaxrl_post.rewards.limits import Fixed
-    from jaxrl_post.rewards.pool import Pool
-    from jaxrl_post.types import Group
-
     rollouts = _rollouts(len(programs))
     kept: list[Mapping] = []
 
     class Journal:
         write = staticmethod(kept.append)
 
+    graders = Graders(
+        functions=("jaxrl_post.rewards.code:tests",), workers=workers, timeout_s=LIMIT_S, limits=Fixed(LIMIT_S)
+    )
     with Pool(
-        ("jaxrl_post.rewards.code:tests",),
-        workers=workers,
-        timeout_s=LIMIT_S,
-        limits=Fixed(LIMIT_S),
-        journal=Journal(),
-        decode=lambda tokens, before=(), skip_special=True: programs[int(tokens[0])][1],
+        graders, lambda tokens, before=(), skip_special=True: programs[int(tokens[0])][1], journal=Journal()
     ) as pool:
         for rollout in rollouts:
             pool.start(rollout)
@@ -115,35 +117,14 @@ def _through_a_pool(programs, workers: int) -> tuple[dict[str, float], list[floa
 
 def _rollouts(count: int) -> tuple:
     """Returns rollouts to one prompt. The token of each is its number, which stands for its program."""
-    import numpy as np
-
-    from jaxrl_post.types import Finish, Prompt, Rollout, RolloutId
-
     prompt = Prompt(
         id="p", tokens=[1], answer="", source="s", extra={"test_list": ["assert f(3) == 9", "assert f(-2) == 4"]}
     )
-    one = np.ones(1)
-    return tuple(
-        Rollout(
-            id=RolloutId(0, "train", 0, "p", index),
-            tokens=[index],
-            sampled=[True],
-            prompt=prompt,
-            logprobs=-one,
-            entropies=one,
-            versions=[0],
-            drafted=[False],
-            finish=Finish.EOS,
-            start_clock=0,
-            finish_clock=1,
-        )
-        for index in range(count)
-    )
+    names = (RolloutId(0, "train", 0, "p", index) for index in range(count))
+    return tuple(Rollout.written(name, prompt, [name.sample], Finish.EOS) for name in names)
 
 
 def _score(row: Mapping, text: str, limit_s: float = 40.0, truth: object = "") -> float:
-    from jaxrl_post.rewards import Overrun, code
-
     try:
         return code.tests("", text, truth, {**row, "rollout": {"limit_s": limit_s, "sandbox": "strict"}})["score"]
     except Overrun as error:
@@ -152,10 +133,6 @@ def _score(row: Mapping, text: str, limit_s: float = 40.0, truth: object = "") -
 
 def _labelled(record) -> None:
     """Judges programs of stdin and call problems, which were labelled before the graders read their forms."""
-    from stdin_and_call_problems import problems
-
-    from jaxrl_post.rewards.program_tests import refusal
-
     labelled = list(problems())
     for kind in ("stdin", "call"):
         own = [one for one in labelled if one.kind == kind]
@@ -191,10 +168,6 @@ def _ends(record, rows: Sequence[Mapping], tasks: Sequence[Mapping]) -> None:
 
 def _cost(record) -> None:
     """Milliseconds for each program at each level, in turns, above those of level none."""
-    from jaxrl_post.rewards import code
-    from jaxrl_post.rewards.sandbox import LEVELS
-    from jaxrl_post.rewards.sandbox.examiner import ProgramTest
-
     test, spent = ProgramTest("assert f(3) == 9"), {level: [] for level in LEVELS}
     for _ in range(60):
         for level in LEVELS:

@@ -8,8 +8,11 @@ folders grew by is added to the product. Both trees must be formatted by the sam
 from __future__ import annotations
 
 import ast
-import sys
 import tomllib
+
+import baseline
+import floors
+import house
 
 MINUTES = 1.0
 SOURCES = ("tests/house.py", "tests/weights.py", "jaxrl_post/**/*.py", "kernels/**/*.py", "scripts/**/*.py")
@@ -22,15 +25,11 @@ ROOMS, ARROWS = 20, 105
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root / "tests"), str(record.root / "scripts")]
-    import baseline
-    import floors
-    import house
     import weights
 
     base, tree = house.Tree(baseline.checkout(record.root)), house.Tree(record.root)
     record.figure("base", baseline.BASE)
-    settings = [_formatter(one.root) for one in (base, tree)]
+    settings = [tomllib.loads((one.root / "pyproject.toml").read_text())["tool"]["ruff"] for one in (base, tree)]
     record.figure("formatter_as_the_base's", settings[0] == settings[1], equals=True)
     before, after = weights.weigh(base.root), weights.weigh(tree.root)
     moved = [max(0, new - old) for old, new in zip(before["elsewhere"], after["elsewhere"], strict=True)]
@@ -55,11 +54,6 @@ def show(record) -> None:
     record.figure("wide_signatures", weights.wide_signatures(tree), equals={})
     record.figure("base.lone_helpers", len(weights.lone_helpers(base)))
     record.figure("lone_helpers", len(weights.lone_helpers(tree)))
-
-
-def _formatter(root) -> dict:
-    """The settings of the formatter and the linter."""
-    return tomllib.loads((root / "pyproject.toml").read_text())["tool"]["ruff"]
 
 
 def _doubled(tree, weights) -> list[str]:

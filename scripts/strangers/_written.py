@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from jaxrl_post.data import preferences, supervised
+from jaxrl_post.data.chat import Chat
+from jaxrl_post.data.columns import Columns
+from jaxrl_post.data.turns import Wording
 from strangers import Members
 
 TEMPLATE = (
@@ -26,7 +30,6 @@ def tool(name: str, *properties: str) -> dict:
 
 
 def say(role: str, content: Any, **more: Any) -> dict:
-    """Returns a message."""
     return {"role": role, "content": content, **more}
 
 
@@ -46,8 +49,6 @@ def written(messages: list[dict], tools: list | None = None, mood: str = "", hea
 
 
 class Tried:
-    """Collects members."""
-
     def __init__(self) -> None:
         self.count, self.wrong = 0, []
 
@@ -73,7 +74,6 @@ class Tried:
         self.wrong.append(f"{what}: wanted a refusal with {words}, found {str(got)[:200]!r}")
 
     def members(self) -> Members:
-        """Returns what was tried."""
         return Members(self.count, tuple(self.wrong))
 
 
@@ -83,11 +83,9 @@ class Bytes:
     eos_ids, longest, vocab_size, bos_id = (0,), 1, 257, None
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Returns one id for each byte."""
         return [byte + 1 for byte in text.encode()]
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, before: Iterable[int] = ()) -> str:
-        """Returns the text."""
         return bytes(one - 1 for one in ids if one).decode()
 
 
@@ -95,15 +93,12 @@ WORDS = Bytes()
 
 
 def template(text: str = TEMPLATE, **more: Any) -> Any:
-    from jaxrl_post.data.chat import Chat
-
     return Chat(template=text, **more)
 
 
 def prompts_of(rows: list[dict], chat: Any, /, **columns: Any) -> list[str]:
     """Returns the texts of rows as prompts of reinforcement learning."""
     from jaxrl_post.data import prompts
-    from jaxrl_post.data.columns import Columns
 
     read = [Columns(format="trl", **columns).row(f"row {at}", row) for at, row in enumerate(rows)]
     return [WORDS.decode(one.tokens) for one in prompts.tokenised(read, WORDS, chat=chat, limit=1 << 14)]
@@ -111,9 +106,6 @@ def prompts_of(rows: list[dict], chat: Any, /, **columns: Any) -> list[str]:
 
 def taught(row: dict, chat: Any, /, **columns: Any) -> tuple[str, str]:
     """Returns prompt and answer of a supervised row."""
-    from jaxrl_post.data import supervised
-    from jaxrl_post.data.columns import Columns
-
     one = supervised.row("row 1", row, Columns(format="trl", **columns))
     found, answers = supervised.tokenised([one], WORDS, chat=chat, limit=1 << 14, most=1 << 14, where="rows")
     return WORDS.decode(found[0].tokens), WORDS.decode(answers[found[0].id])
@@ -121,9 +113,6 @@ def taught(row: dict, chat: Any, /, **columns: Any) -> tuple[str, str]:
 
 def paired(row: dict, chat: Any, /, **columns: Any) -> tuple[str, str, str]:
     """Returns prompt, chosen and rejected."""
-    from jaxrl_post.data import preferences
-    from jaxrl_post.data.columns import Columns
-
     one = preferences.row("row 1", row, Columns(format="trl", **columns))
     found, pairs = preferences.tokenised([one], WORDS, chat=chat, limit=1 << 14, most=1 << 14, where="rows")
     chosen, rejected = pairs[found[0].id]
@@ -132,15 +121,13 @@ def paired(row: dict, chat: Any, /, **columns: Any) -> tuple[str, str, str]:
 
 def requested(body: dict, chat: Any) -> str:
     """Returns the text of a request."""
-    from jaxrl_post.serve import asked, prompts
+    from jaxrl_post.serve import prompts, request_bodies
 
-    return WORDS.decode(prompts.Reading(WORDS, chat, 1 << 14, tools=True).tokens(asked.chat(body)))
+    return WORDS.decode(prompts.Reading(WORDS, chat, 1 << 14, tools=True).tokens(request_bodies.chat(body)))
 
 
 def followed(before: list[dict], after: list[dict], chat: Any, arguments: dict, begun: bool = False) -> str:
     """Returns what an environment's messages add behind a turn."""
-    from jaxrl_post.data.turns import Wording
-
     return WORDS.decode(Wording(chat, WORDS).observed(before, after, 0, begun=begun, arguments=arguments))
 
 

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import peers
+import pyarrow
+import pyarrow.parquet
+import tokenizers
 
+from jaxrl_post.data import chat, files, tokenizer
+from jaxrl_post.data.columns import Columns
+from jaxrl_post.serve.schema import Refusal
 from strangers import Members
 from strangers._templates import TABLE
 
@@ -82,7 +88,6 @@ def _message(noise: random.Random, role: str, **more: Any) -> dict:
 
 
 def _case(noise: random.Random, about: dict) -> dict:
-    """Returns a conversation for a template."""
     tools = about["tools"] and noise.random() < 0.6
     talk = [_message(noise, "system")] if about["system"] and noise.random() < 0.5 else []
     for turn in range(noise.randint(1, 3)):
@@ -140,8 +145,6 @@ def _tried() -> dict[str, Members]:
 
 
 def _compared(place: Path, name: str, template: str, cases: list[dict], wanted: list) -> Members:
-    from jaxrl_post.data import chat, tokenizer
-
     (place / "chat_template.jinja").write_text(template)
     words, made = tokenizer.load(place), chat.load(place, now=WHEN)
     forms = {form: rows(place, cases) for form, rows in _FORMS.items()}
@@ -160,7 +163,6 @@ def _compared(place: Path, name: str, template: str, cases: list[dict], wanted: 
 
 
 def _first(words: Any, want: Any, found: Any) -> str:
-    """Returns where two texts begin to differ."""
     if want is None or found is None:
         return f"wanted {'a refusal' if want is None else 'tokens'}, found {'a refusal' if found is None else 'tokens'}"
     one, two = (words.decode(ids, False) for ids in (want, found))
@@ -171,7 +173,6 @@ def _first(words: Any, want: Any, found: Any) -> str:
 def _shown(row: dict, words: Any, made: Any) -> list[int] | None:
     """Returns the tokens of a row's prompt in reinforcement learning; None where it is refused."""
     from jaxrl_post.data import prompts
-    from jaxrl_post.data.columns import Columns
 
     try:
         read = Columns(format="trl").row("row", row)
@@ -182,8 +183,7 @@ def _shown(row: dict, words: Any, made: Any) -> list[int] | None:
 
 def _asked(case: dict, words: Any, made: Any) -> list[int] | None:
     """Returns the tokens of a request of /v1/chat/completions, whose arguments of calls are a text of JSON."""
-    from jaxrl_post.serve import asked, prompts
-    from jaxrl_post.serve.refusal import Refusal
+    from jaxrl_post.serve import prompts, request_bodies
 
     talk = []
     for message in case["messages"]:
@@ -204,7 +204,7 @@ def _asked(case: dict, words: Any, made: Any) -> list[int] | None:
         "chat_template_kwargs": case.get("chat_template_kwargs"),
     }
     try:
-        return prompts.Reading(words, made, 1 << 16, tools=True).tokens(asked.chat(body))
+        return prompts.Reading(words, made, 1 << 16, tools=True).tokens(request_bodies.chat(body))
     except Refusal:
         return None
 
@@ -223,8 +223,6 @@ def _rows(cases: list[dict]) -> list[dict]:
 
 
 def _jsonl(place: Path, cases: list[dict]) -> list[dict]:
-    from jaxrl_post.data import files
-
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows(cases)))
     return [row for _, row in files.objects(place / "rows.jsonl")]
 
@@ -233,11 +231,6 @@ def _parquet(place: Path, cases: list[dict]) -> list[dict | None]:
     """Returns the rows by way of two files, as a column holds either texts or lists.
 
     The first row of a file has every key, so that the keys stand in the order of the conversations."""
-    import pyarrow
-    import pyarrow.parquet
-
-    from jaxrl_post.data import files
-
     out: list[dict | None] = [None] * len(cases)
     rows = _rows(cases)
     for parts in (False, True):
@@ -258,8 +251,6 @@ _FORMS: dict[str, Callable] = {"JSONL": _jsonl, "Parquet": _parquet, "Python": l
 
 def _tokenizer(place: Path, messages: list[dict]) -> None:
     """Writes a byte-level tokenizer of 500 tokens."""
-    import tokenizers
-
     special = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
     special += ["[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "<start_of_turn>", "<end_of_turn>"]
     special += ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>"]

@@ -9,6 +9,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import launches
+import yaml
+
 from strangers import Members
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,8 +34,6 @@ def _counted(cases: Iterator[tuple[str, Callable[[], str]]]) -> Members:
 
 
 def _launched(*arguments: str) -> tuple[int, str, str]:
-    import launches
-
     launches.stay_here()
     return launches.printed([*arguments, "--dry-run"])
 
@@ -52,8 +53,6 @@ def t02() -> Members:
         right = code == 0 and f"--run-dir={folder}" in out and "mount -t nfs" in out
         return "" if right else f"code {code}, {errors[:200]}"
 
-    import launches
-
     refused = ((f"{name} {one}", lambda n=name, f=one: dies(n, f)) for name, one in itertools.product(VM, DYING))
     taken = ((f"{name} {one}", lambda n=name, f=one: lasts(n, f)) for name, one in itertools.product(VM[:1], LASTING))
     shared = ((f"{name} share", lambda n=name: lasts(n, "/mnt/runs/b")) for name in VM)
@@ -62,8 +61,6 @@ def t02() -> Members:
 
 def t13() -> Members:
     """One step time is printed, of the mean length that was asked for; hours and dollars are those of it."""
-    import launches
-
     targets = ("gke-tpu-v5e-16", "gke-tpu-v5p-64", "gke-gpu-a3", "slurm-2-8xh100")
     slow = {}
 
@@ -83,9 +80,6 @@ def t13() -> Members:
 
 def t23() -> Members:
     """A machine of eight GPUs alone has no daemon and no networks; several have those of their kind."""
-    import launches
-    import yaml
-
     marks = {"8xh100": "vpc8", "8xh200": "rdma-7", "8xb200": "rdma-7"}
 
     def check(kind: str, nodes: int, *more: str) -> str:

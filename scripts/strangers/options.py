@@ -26,11 +26,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_post import api, config
+from jaxrl_post import config
+from jaxrl_post.commands import api
 from jaxrl_post.config import elsewhere, fields, reference
+from jaxrl_post.config.command_line import split
 from jaxrl_post.data.tokenizer import characters
-from jaxrl_post.launch import build, command_line, inputs
-from jaxrl_post.launch.handed import OWN, Handed
+from jaxrl_post.launch import command_line
+from jaxrl_post.launch.parts import build, inputs
+from jaxrl_post.launch.parts.python_inputs import OWN, PythonInputs
 from jaxrl_post.rewards import math as graders
 from jaxrl_post.rewards.carried import carried
 from jaxrl_post.telemetry import metrics, mode_report
@@ -53,9 +56,9 @@ def folder() -> Iterator[Path]:
         yield Path(place)
 
 
-def gathered(given: Any, *overrides: str, handed: Handed | None = None) -> inputs.Inputs:
+def gathered(given: Any, *overrides: str, handed: PythonInputs | None = None) -> inputs.Inputs:
     own = (*SMALL, f"model.tokenizer={os.getcwd()}/tokenizer", *overrides)
-    return inputs.gather(config.resolve(given, own), handed or Handed())
+    return inputs.gather(config.resolve(given, own), handed or PythonInputs())
 
 
 # ---- F30: calls from Python
@@ -75,7 +78,7 @@ def rowed(value: Any) -> Any:
     values = config.default().to_dict()
     rows = [{"prompt": f"1+{number}=", "answer": "2", "x": value} for number in (1, 2)]
     sources = api._data(values, rows, None)
-    return next(iter(gathered(values, handed=Handed(sources=sources)).train)).extra["x"]
+    return next(iter(gathered(values, handed=PythonInputs(sources=sources)).train)).extra["x"]
 
 
 VALUES = [  # a value of a column, and what a reward function gets
@@ -102,17 +105,16 @@ NO_VALUES = [
     even,
     fractions.Fraction(1, 2),
 ]
-CALLED = "must be functions"
 
 
 def f30() -> Members:
     out = Tried()
     with folder():
         for value, wanted in VALUES:
-            out.same(f"value {value!r}", lambda v=value: rowed(v), wanted)
+            out.same(f"value {value!r}", lambda: rowed(value), wanted)
         for value in NO_VALUES:
-            out.refused(f"value {value!r}", lambda v=value: rowed(v), "row 1, column 'x'", "which no")
-            out.refused(f"deep {value!r}", lambda v=value: rowed({"a": [v]}), "row 1, column 'x'", "which no")
+            out.refused(f"value {value!r}", lambda: rowed(value), "row 1, column 'x'", "which no")
+            out.refused(f"deep {value!r}", lambda: rowed({"a": [value]}), "row 1, column 'x'", "which no")
     path, made = "jaxrl_post.rewards.math:exact", functools.partial(even)
     alone = [
         (path, path),
@@ -124,23 +126,23 @@ def f30() -> Members:
     for given, name in alone:
         wanted = (name,) if name else carried([even], OWN).names
         for form in (given, [given], (given,), iter([given])):
-            out.same(f"rewards {form!r}", lambda f=form: carried(f, OWN).names, wanted)
+            out.same(f"rewards {form!r}", lambda: carried(form, OWN).names, wanted)
     for bad in (5, {"a": even}, {even}, b"x", [5], [even, None], [[even]], 0.5):
-        out.refused(f"rewards {bad!r}", lambda b=bad: carried(b, OWN), "rewards")
+        out.refused(f"rewards {bad!r}", lambda: carried(bad, OWN), "rewards")
     for given in (print, Grader()):
         for form in (given, [given], (given,), iter([given])):
-            out.same(f"callbacks {form!r}", lambda f=form: api._called(f), (given,))
+            out.same(f"callbacks {form!r}", lambda: api._called(form), (given,))
     out.same("no callbacks", lambda: (api._called(None), api._called([])), ((), ()))
     for bad in (5, "print", {"a": print}, [print, None], [5], b"x"):
-        out.refused(f"callbacks {bad!r}", lambda b=bad: api._called(b), "callbacks must be")
+        out.refused(f"callbacks {bad!r}", lambda: api._called(bad), "callbacks must be")
     row = {"prompt": "a", "answer": "b"}
     for form in ([row], (row,), iter([row]), (one for one in [row])):
-        out.same(f"rows {type(form)}", lambda f=form: api._data({}, f, None), {"python:data.train": (row,)})
+        out.same(f"rows {type(form)}", lambda: api._data({}, form, None), {"python:data.train": (row,)})
     for text in ("rows.jsonl", Path("rows.jsonl"), "task:sums"):
         values: dict = {}
-        out.same(f"path {text}", lambda t=text, v=values: (api._data(v, t, None), v["data"]["train"]), ({}, str(text)))
+        out.same(f"path {text}", lambda: (api._data(values, text, None), values["data"]["train"]), ({}, str(text)))
     for bad in (5, row, b"x", ["a"], [row, None], "".join):
-        out.refused(f"rows {bad!r}", lambda b=bad: api._data({}, b, None), "data.train")
+        out.refused(f"rows {bad!r}", lambda: api._data({}, bad, None), "data.train")
     return out.members()
 
 
@@ -190,7 +192,7 @@ def t07() -> Members:
         found = {start.tokenizer.decode(one.tokens): one for one in start.train}
         for row in rows:
             shown = f'{row["question"]} Let\'s think step by step and output the final answer after "####".'
-            out.same(row["question"], lambda s=shown: s in found, True)
+            out.same(row["question"], lambda: shown in found, True)
             prompt = found.get(shown)
             if prompt is None:
                 continue
@@ -199,7 +201,7 @@ def t07() -> Members:
                 score = graders.strict("gsm8k", text, prompt.answer, {})
                 out.same(
                     f"{text} for {row['answer']}",
-                    lambda s=score: float(s["score"] if isinstance(s, Mapping) else s),
+                    lambda: float(score["score"] if isinstance(score, Mapping) else score),
                     right,
                 )
     for page in pages.names(ROOT):
@@ -246,7 +248,7 @@ def t10() -> Members:
         words = start.tokenizer
         known = {words.decode(one.tokens): words.decode(start.write(one, 0)) for one in start.train}
         for row, shown, said in rows:
-            out.same(str(row), lambda s=shown: known.get(s), said)
+            out.same(str(row), lambda: known.get(shown), said)
         ends = {start.write(one, 0)[-1] for one in start.train}
         out.same("ends", lambda: ends <= {*words.eos_ids} and len(ends) == 1, True)
         for bad, said in (
@@ -265,7 +267,7 @@ def t10() -> Members:
         "optimizer.lr": 2e-5,
     }
     for name, value in lines.items():
-        out.same(name, lambda n=name: functools.reduce(getattr, n.split("."), found), value)
+        out.same(name, lambda: functools.reduce(getattr, name.split("."), found), value)
     return out.members()
 
 
@@ -310,7 +312,7 @@ def t11() -> Members:
             wrong.append(f"{given}: {said}")
         if len(names) > 1:
             flags = shlex.split(said.partition("defaults, add ")[2])
-            own = command_line.split(flags)[1]
+            own = split(flags)[1]
             if {one.partition("=")[0] for one in own} != names or not _taken([*given, *own]):
                 wrong.append(f"{given}: its flags {flags} are not enough, or too many")
     return Members(tried, tuple(wrong))
@@ -336,10 +338,10 @@ def _printed(row: Mapping[str, float], given: config.Config) -> str:
 def t12() -> Members:
     """Rows of each config here: those that learn what is written show no reward. A row without figures has no line."""
     out, noise = Tried(), random.Random(12)
-    for file in sorted((ROOT / "configs").glob("*.py")):
+    for file in sorted(one for one in (ROOT / "configs").rglob("*.py") if one.parent.name not in ("own", "sim")):
         text = file.read_text(encoding="utf-8")
-        given = config.resolve(config.load(str(file)))
-        inherits = re.search(r'load\(str\(HERE / "(\w+)\.py"', text)
+        name, given = f"{file.parent.name}/{file.stem}", config.resolve(config.load(str(file)))
+        inherits = re.search(r'load\(str\(\w+ / "([\w/]+)\.py"', text)
         words = text + ((ROOT / "configs" / f"{inherits[1]}.py").read_text(encoding="utf-8") if inherits else "")
         learns = bool(re.search(r'"demonstrations"|"preferences"|"distill"', words))
         loss, rate, tokens = noise.uniform(0, 9), 10 ** noise.uniform(-7, -2), float(noise.randrange(10**6))
@@ -347,11 +349,11 @@ def t12() -> Members:
         row |= {"reward/acc/mean": 1.0, "actor/entropy": 0.5, "response_length/mean": 3.0}
         line = f"step 3/9  loss {loss:.4f}  lr {rate:.3g}  tokens {tokens:,.0f}\n"
         other = f"step 3/9  reward 1.0000  acc 1.0000  length 3.0  entropy 0.5000  loss {loss:.5f}\n"
-        out.same(file.stem, lambda r=row, g=given: _printed(r, g), line if learns else other)
+        out.same(name, lambda: _printed(row, given), line if learns else other)
         empty = {"training/epoch": 1.0, "val/loss_se": 0.5}
-        out.same(f"{file.stem}: nothing", lambda e=empty, g=given: _printed(e, g), "")
+        out.same(f"{name}: nothing", lambda: _printed(empty, given), "")
         held = {"val/loss": loss, "val/loss_se": 0.5}
-        out.same(f"{file.stem}: held out", lambda h=held, g=given: _printed(h, g), f"step 3/9  val/loss {loss:.4f}\n")
+        out.same(f"{name}: held out", lambda: _printed(held, given), f"step 3/9  val/loss {loss:.4f}\n")
     return out.members()
 
 
@@ -386,19 +388,19 @@ def t24() -> Members:
         given = ["model.preset=tiny", *(f"{name}={value.strip(QUOTE)}" for name, value in chosen.items())]
         chosen["model.preset"] = "'tiny'"
         wanted = sorted(f"{name} {value} (default {OPTIONS[name]!r})" for name, value in chosen.items())
-        found = lambda g=given: reference.changed(config.resolve(config.default(), g)).splitlines()  # noqa: E731
-        out.same(str(given), lambda f=found: sorted(" ".join(line.split()) for line in f()[1:]), wanted)
-        out.same(f"{given}: how many", lambda f=found: int(f()[0].split()[0]), len(chosen))
+        found = lambda: reference.changed(config.resolve(config.default(), given)).splitlines()  # noqa: E731
+        out.same(str(given), lambda: sorted(" ".join(line.split()) for line in found()[1:]), wanted)
+        out.same(f"{given}: how many", lambda: int(found()[0].split()[0]), len(chosen))
     for sizes in ((64, 128), (64,), (32, 64, 128), (128,)):
         for dropped in ([], [size for size in sizes if size < max(sizes)]):
             told = bool(dropped) and sizes != (64, 128)
-            out.same(f"{sizes} {dropped}", lambda s=sizes, d=dropped: bool(build.not_used(s, d)), told)
+            out.same(f"{sizes} {dropped}", lambda: bool(build.not_used(sizes, dropped)), told)
     forms = {"--dry-run": (True, False), "--dry-run=all": (True, True), "": (False, False)}
     for form, wanted in forms.items():
         asked = ["--config=a.py", *([form] if form else [])]
-        out.same(form, lambda a=asked: (lambda f: (f.dry_run, f.every_option))(command_line.parse(a)), wanted)
+        out.same(form, lambda: (lambda f: (f.dry_run, f.every_option))(command_line.parse(asked)), wanted)
     for bad in ("json", "full", "0", "ALL"):
-        out.refused(bad, lambda b=bad: command_line.parse(["--config=a.py", f"--dry-run={b}"]), "--dry-run=all")
+        out.refused(bad, lambda: command_line.parse(["--config=a.py", f"--dry-run={bad}"]), "--dry-run=all")
     return out.members()
 
 

@@ -16,6 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
+
 from jaxrl_post.data import files, tool_calls
 from jaxrl_post.data.columns import Columns
 from jaxrl_post.rewards import Overrun, code, program_tests
@@ -148,9 +151,6 @@ def fences() -> Members:
 
 def truths() -> Members:
     """Values of JSON as ground truths, from JSONL, Parquet and Python: a function gets each as it is."""
-    import pyarrow
-    import pyarrow.parquet
-
     values = [
         3,
         -1,

@@ -21,6 +21,12 @@ from typing import Any
 import hostile_clients
 from hostile_clients import CHAT, COMPLETIONS
 
+import jaxrl_post
+from jaxrl_post.launch.parts import saved_policy
+from jaxrl_post.ring import json_text
+from jaxrl_post.runs import metric_rows, run_folder
+from jaxrl_post.serve import http_server
+from jaxrl_post.serve.agents import app
 from strangers import Members
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +37,7 @@ ENGINE |= {"sampling__max_tokens": 24}
 
 
 @contextlib.contextmanager
-def _running(made: Any) -> Iterator[int]:
+def running(made: Any) -> Iterator[int]:
     """Serves in a thread until the block ends, and yields the port."""
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)  # a client that reads nothing holds it up soon
@@ -48,7 +54,6 @@ def _running(made: Any) -> Iterator[int]:
 @contextlib.contextmanager
 def _served(**how: Any) -> Iterator[tuple[Any, int]]:
     """Serves the demo policy with a chat template."""
-    import jaxrl_post
     from jaxrl_post.serve.server import Server
 
     given = dict(token=TOKEN, say=lambda line: None, name="demo", queue=24, timeout_s=60.0, parser="hermes") | how
@@ -56,11 +61,11 @@ def _served(**how: Any) -> Iterator[tuple[Any, int]]:
         shutil.copytree(POLICY, Path(folder) / "policy")
         (Path(folder) / "policy" / "chat_template.jinja").write_text(TEMPLATE)
         made = Server(jaxrl_post.load(f"{folder}/policy", **ENGINE), **given)
-        with _running(made) as port:
+        with running(made) as port:
             yield made, port
 
 
-def _asking(port: int, root: str = "", **headers: str) -> Callable[..., tuple[int, Any]]:
+def asking(port: int, root: str = "", **headers: str) -> Callable[..., tuple[int, Any]]:
     """Returns what sends a request and returns status and value."""
 
     def ask(method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -113,7 +118,7 @@ def neutral() -> Members:
     """A field that says nothing changes no bit."""
     wrong, tried = [], 0
     with _served() as (_, port):
-        ask = _asking(port, Authorization=f"Bearer {TOKEN}")
+        ask = asking(port, Authorization=f"Bearer {TOKEN}")
         own = {"seed": 3, "max_tokens": 6, "temperature": 0.7, "return_token_ids": True}
         bodies = {COMPLETIONS: {"prompt": "1+2="}, CHAT: {"messages": [{"role": "user", "content": "1+2="}]}}
         for path, body in bodies.items():
@@ -134,28 +139,27 @@ def values() -> Members:
     """No value of a client ends a thread."""
     wrong, tried = [], 0
     with _served() as (made, port):
-        ask = _asking(port, Authorization=f"Bearer {TOKEN}")
+        ask = asking(port, Authorization=f"Bearer {TOKEN}")
         for path, body in hostile_clients.values():
             status, told = ask("POST", path, body)
             tried += 1
             wrong += [] if status in (200, 400) else [f"serve: {body} gave {status}: {str(told)[:100]}"]
         wrong += ["serve: the engine has failed"] if _metric(ask, "jaxrl_post_engine_restarts_total") else []
     with tempfile.TemporaryDirectory() as folder, _tinker(Path(folder)) as (made, port):
-        ask = _asking(port, "/api/v1/", **{"X-API-Key": "tml-alice"})
-        known, thread = _victim(ask), made.service.worker._thread
+        ask = asking(port, "/api/v1/", **{"X-API-Key": "tml-alice"})
+        known, thread = victim(ask), made.service.thread._thread
         base = {"sampling_session_id": known["sampler"], "prompt": {"chunks": [{"tokens": [3, 8]}]}}
         for changes in hostile_clients.tinker_values():
             status, told = ask("POST", "asample", base | changes)
             tried += 1
-            if status != 400 and (status != 200 or "error" in _result(ask, told)):
+            if status != 400 and (status != 200 or "error" in result(ask, told)):
                 wrong.append(f"tinker: {changes} gave {status}: {str(told)[:100]}")
-        wrong += [] if made.service.worker._thread is thread else ["tinker: the devices' thread has ended"]
+        wrong += [] if made.service.thread._thread is thread else ["tinker: the devices' thread has ended"]
     return Members(tried, tuple(wrong))
 
 
 @contextlib.contextmanager
 def _tinker(folder: Path) -> Iterator[tuple[Any, int]]:
-    from jaxrl_post.launch import saved_policy
     from jaxrl_post.serve.tinker.server import Server
 
     options = (
@@ -168,28 +172,28 @@ def _tinker(folder: Path) -> Iterator[tuple[Any, int]]:
     given = dict(say=lambda line: None, name="demo_policy", queue=200, idle_s=600.0)
     keys = {"tml-alice": "alice", "tml-bob": "bob"}
     made = Server(*saved_policy.files(str(POLICY), options), folder=folder, keys=keys, **given)
-    with _running(made) as port:
+    with running(made) as port:
         yield made, port
 
 
-def _result(ask: Callable[..., tuple[int, Any]], told: dict[str, Any]) -> dict[str, Any]:
+def result(ask: Callable[..., tuple[int, Any]], told: dict[str, Any]) -> dict[str, Any]:
     while (found := ask("POST", "retrieve_future", {"request_id": told["request_id"]}))[0] == 408:
         pass
     return found[1]
 
 
-def _thief(ask: Callable[..., tuple[int, Any]]) -> dict[str, str]:
+def thief(ask: Callable[..., tuple[int, Any]]) -> dict[str, str]:
     session = ask("POST", "create_session", {})[1]["session_id"]
     body = {"session_id": session, "base_model": "demo_policy", "lora_config": {"rank": 4}}
-    return {"own_session": session, "own_run": _result(ask, ask("POST", "create_model", body)[1])["model_id"]}
+    return {"own_session": session, "own_run": result(ask, ask("POST", "create_model", body)[1])["model_id"]}
 
 
-def _victim(ask: Callable[..., tuple[int, Any]]) -> dict[str, Any]:
-    own, requests, paths = _thief(ask), [], []
+def victim(ask: Callable[..., tuple[int, Any]]) -> dict[str, Any]:
+    own, requests, paths = thief(ask), [], []
     for what, name in (("save_weights", "state"), ("save_weights_for_sampler", "kept")):
         told = ask("POST", what, {"model_id": own["own_run"], "path": name})[1]
         requests.append(told["request_id"])
-        paths.append(_result(ask, told)["path"])
+        paths.append(result(ask, told)["path"])
     body = {"session_id": own["own_session"], "model_path": paths[1]}
     names = {"session": own["own_session"], "run": own["own_run"], "model": "demo_policy"}
     sampler = ask("POST", "create_sampling_session", body)[1]["sampling_session_id"]
@@ -202,8 +206,8 @@ def knowing() -> Members:
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2):
             with _tinker(Path(folder)) as (_, port):
-                alice, bob = (_asking(port, "/api/v1/", **{"X-API-Key": f"tml-{name}"}) for name in ("alice", "bob"))
-                known = (known or _victim(alice)) | _thief(bob)
+                alice, bob = (asking(port, "/api/v1/", **{"X-API-Key": f"tml-{name}"}) for name in ("alice", "bob"))
+                known = (known or victim(alice)) | thief(bob)
                 for one in hostile_clients.knowing(known):
                     tried += 1
                     wrong += [f"{one} got something"] if hostile_clients.reached(bob, *one) else []
@@ -219,13 +223,13 @@ def unread() -> Members:
     """Streams that nobody reads hold no place once their rollouts have ended."""
     wrong, tried = [], 0
     with _served() as (made, port), contextlib.ExitStack() as stack:
-        ask = _asking(port, Authorization=f"Bearer {TOKEN}")
+        ask = asking(port, Authorization=f"Bearer {TOKEN}")
         for n in (1, 2, 5, 8, 9, 16, 31, 32) * 3:
             body = {"prompt": [1, 2, 3], "n": n, "stream": True, "logprobs": 0, "return_token_ids": True, "timeout": 60}
             sent = hostile_clients.request(COMPLETIONS, json.dumps(body | {"max_tokens": 4 + n % 3}).encode(), TOKEN)
             before = _metric(ask, "jaxrl_post_prompt_tokens_total")
             stack.enter_context(hostile_clients.opened(port, sent, 2048))
-            hostile_clients.waited(lambda at=before: _metric(ask, "jaxrl_post_prompt_tokens_total") > at, 30.0)
+            hostile_clients.waited(lambda: _metric(ask, "jaxrl_post_prompt_tokens_total") > before, 30.0)
             free = hostile_clients.waited(lambda: made.service.pending == 0, 30.0)
             status, _ = ask("POST", COMPLETIONS, {"prompt": [1], "max_tokens": 1, "n": 32})
             tried += 1
@@ -242,7 +246,7 @@ def bodies() -> Members:
     """Bodies that take long to read are refused, and /health responds meanwhile."""
     wrong, every = [], hostile_clients.bodies()
     with _served() as (_, port):
-        ask = _asking(port, Authorization=f"Bearer {TOKEN}")
+        ask = asking(port, Authorization=f"Bearer {TOKEN}")
         for name, path, data in every:
             with hostile_clients.Health(port) as health:
                 status, told = ask("POST", path, data)
@@ -282,7 +286,7 @@ def hosts() -> Members:
             with hostile_clients.opened(port, head.encode("latin-1")) as one:
                 line = one.recv(1 << 16).partition(b"\r\n")[0].decode()
             wrong += [] if " 400 " in line else [f"Host {host[:40]!r}: {line}"]
-        lines = _asking(port, Authorization=f"Bearer {TOKEN}")("GET", "/metrics")[1].splitlines()
+        lines = asking(port, Authorization=f"Bearer {TOKEN}")("GET", "/metrics")[1].splitlines()
     labels = {line.partition('endpoint="')[2].partition('"')[0] for line in lines if 'endpoint="' in line}
     wrong += [f"the label {label}" for label in labels - {COMPLETIONS}]
     return Members(len(HOSTS), tuple(wrong))
@@ -310,8 +314,6 @@ STARTS += [start + b"x" for start in STARTS[3:]]
 
 def connections() -> Members:
     """Connections without a whole head end after HEAD_S, heads without an end are refused, and /health responds meanwhile."""
-    from jaxrl_post.serve import http_server
-
     wrong, tried = [], 0
     with _served() as (_, port), contextlib.ExitStack() as stack, hostile_clients.Health(port) as health:
         opened = [(start, stack.enter_context(hostile_clients.opened(port, start))) for start in STARTS]
@@ -368,12 +370,10 @@ def _sentence(call: Callable[[], Any], named: str) -> str:
 
 
 def _metrics(here: Path) -> Iterator[str]:
-    from jaxrl_post.telemetry import metrics
-
     file = here / "metrics.jsonl"
     for garbage in GARBAGE:
         file.write_bytes(b'{"step": 1}\n' + garbage + b"\n")
-        yield _sentence(lambda: metrics.read(file), f"{file}, line 2")
+        yield _sentence(lambda: metric_rows.read(file), f"{file}, line 2")
 
 
 LOCKS: tuple[Callable[[Path, Path], Any], ...] = (
@@ -387,33 +387,27 @@ LOCKS: tuple[Callable[[Path, Path], Any], ...] = (
 
 
 def _locks(here: Path) -> Iterator[str]:
-    from jaxrl_post.launch import run_lock
-
     precious = here / "precious"
     precious.write_text("all of it")
     for number, make in enumerate(LOCKS):
         run = here / f"run{number}"
         run.mkdir()
-        make(run / run_lock.NAME, precious)
+        make(run / run_folder.LOCK, precious)
         with contextlib.ExitStack() as stack:
-            yield _sentence(lambda run=run, stack=stack: run_lock.hold(run, stack), str(run / run_lock.NAME))
+            yield _sentence(lambda: run_folder.hold(run, stack), str(run / run_folder.LOCK))
     same = precious.read_text() == "all of it" and not (here / "not there").exists()
     yield "" if same else "the target of a link was changed"
 
 
 def _settings(here: Path) -> Iterator[str]:
-    from jaxrl_post import json_text
-
     os.mkfifo(here / "pipe")
     for number, target in enumerate((here / "pipe", "/dev/zero", "/dev/urandom", "/dev/full", here, "/dev/ptmx")):
         link = here / f"config-{number}.json"
         link.symlink_to(target)
-        yield _sentence(lambda link=link: json_text.read(link, str(link)), str(link))
+        yield _sentence(lambda: json_text.read(link, str(link)), str(link))
 
 
 def _words() -> Iterator[str]:
-    from jaxrl_post.serve.agents import app
-
     for words in WORDS:
         said = app._plain_words(words)
         yield "" if said.isprintable() and len(said) <= 200 else f"{words!r} is told as {said!r}"

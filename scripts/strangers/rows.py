@@ -15,6 +15,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
+
+from jaxrl_post import config as configs
+from jaxrl_post.data import duplicates, files, supervised
 from strangers import Members
 from strangers._written import (
     TEXTS,
@@ -43,29 +48,26 @@ def f05() -> Members:
         kwargs = {"mood": mood} if mood else {}
         told["chat_template_kwargs"] = kwargs if at % 3 else json.dumps(kwargs)
         head = written([user], tools, mood)
-        out.same(f"prompt {at}", lambda u=user, t=told: prompts_of([{"prompt": [u], **t}], chat), [head])
+        out.same(f"prompt {at}", lambda: prompts_of([{"prompt": [user], **told}], chat), [head])
         body = {"messages": [user], "tools": tools, "chat_template_kwargs": kwargs}
-        out.same(f"request {at}", lambda b=body: requested(b, chat), head)
+        out.same(f"request {at}", lambda: requested(body, chat), head)
         if mood:
             continue  # it is written behind the head, where an answer follows
         for row in ({"messages": [user, answer]}, {"prompt": [user], "completion": [answer]}):
-            out.same(f"answer {at}", lambda r=row, t=told: taught({**r, **t}, chat), (head, "5|"))
+            out.same(f"answer {at}", lambda: taught({**row, **told}, chat), (head, "5|"))
         pair = {"prompt": [user], "chosen": [answer], "rejected": [say("assistant", "6")], **told}
-        out.same(f"pair {at}", lambda p=pair: paired(p, chat), (head, "5|", "6|"))
+        out.same(f"pair {at}", lambda: paired(pair, chat), (head, "5|", "6|"))
     arguments = {"tools": [tool("f")], "mood": "calm"}
     out.same(
         "turn", lambda: followed([say("user", "x")], [say("tool", "z")], chat, arguments), "|<tool>z|<assistant>{calm}"
     )
     for bad in ([1], "hammer", {"f": 1}, [[tool("f")]], 5):
         out.refused(
-            f"tools {bad}",
-            lambda b=bad: prompts_of([{"prompt": [say("user", "x")], "tools": b}], chat),
-            "row 0",
-            "'tools'",
+            f"tools {bad}", lambda: prompts_of([{"prompt": [say("user", "x")], "tools": bad}], chat), "row 0", "'tools'"
         )
     for bad in ([1], "calm", 5, {"messages": []}, {"add_generation_prompt": False}, {"tools": []}):
         row = {"prompt": [say("user", "x")], "chat_template_kwargs": bad}
-        out.refused(f"arguments {bad}", lambda r=row: prompts_of([r], chat), "row 0", "chat_template_kwargs")
+        out.refused(f"arguments {bad}", lambda: prompts_of([row], chat), "row 0", "chat_template_kwargs")
     chat.close()
     return out.members()
 
@@ -100,21 +102,17 @@ def f13() -> Members:
         for role in ("system", "user", "assistant", "tool"):
             talk = [say("user", "x"), say(role, text), say("user", "z")]
             listed = [talk[0], say(role, parts), talk[2]]
-            out.same(f"{role} {at}", lambda rows=listed: prompts_of([{"prompt": rows}], plain), [written(talk)])
+            out.same(f"{role} {at}", lambda: prompts_of([{"prompt": listed}], plain), [written(talk)])
         listed = [say("user", parts), say("system", parts)]
         wanted = "".join(f"<{one['role']}>{text[:cut]},{text[cut:]}," for one in listed)
-        out.same(f"kept {at}", lambda rows=listed: prompts_of([{"prompt": rows}], reading), [wanted])
+        out.same(f"kept {at}", lambda: prompts_of([{"prompt": listed}], reading), [wanted])
         row = {"messages": [say("user", parts), say("assistant", parts)]}
-        out.same(f"answer {at}", lambda r=row, t=text: taught(r, plain), (written([say("user", text)]), f"{text}|"))
+        out.same(f"answer {at}", lambda: taught(row, plain), (written([say("user", text)]), f"{text}|"))
     for bad in NO_TEXTS:
         rows = [say("user", [{"type": "text", "text": "x"}, bad])]
-        out.refused(
-            f"part {bad}", lambda r=rows: prompts_of([{"prompt": r}], plain), "row 0", "content[1]", "no text part"
-        )
+        out.refused(f"part {bad}", lambda: prompts_of([{"prompt": rows}], plain), "row 0", "content[1]", "no text part")
     for bad in (5, {"text": "x"}, True):
-        out.refused(
-            f"content {bad}", lambda b=bad: prompts_of([{"prompt": [say("user", b)]}], plain), "row 0", "content"
-        )
+        out.refused(f"content {bad}", lambda: prompts_of([{"prompt": [say("user", bad)]}], plain), "row 0", "content")
     plain.close()
     reading.close()
     return out.members()
@@ -122,11 +120,6 @@ def f13() -> Members:
 
 def f14() -> Members:
     """Calls and tools by way of Arrow, whose structs have the keys of all rows."""
-    import pyarrow
-    import pyarrow.parquet
-
-    from jaxrl_post.data import files
-
     out, chat = Tried(), template()
     keys = ("city", "count", "day", "note")
     for at in range(12):
@@ -153,12 +146,12 @@ def f14() -> Members:
         with tempfile.TemporaryDirectory() as folder:
             pyarrow.parquet.write_table(table, Path(folder) / "r.parquet")
             back = [row for _, row in files.objects(Path(folder) / "r.parquet")][1:]
-        out.same(f"Parquet {at}", lambda r=back: prompts_of(r, chat), wanted)
+        out.same(f"Parquet {at}", lambda: prompts_of(back, chat), wanted)
         arrow = table.to_pylist()[1:]
-        out.same(f"Python {at}", lambda r=arrow: prompts_of(r, chat), wanted)
+        out.same(f"Python {at}", lambda: prompts_of(arrow, chat), wanted)
         lines = [json.loads(json.dumps(row)) for row in arrow]
-        out.same(f"JSON of Arrow {at}", lambda r=lines: prompts_of(r, chat), wanted)
-        out.same(f"JSONL {at}", lambda r=rows: prompts_of(r, chat), wanted)
+        out.same(f"JSON of Arrow {at}", lambda: prompts_of(lines, chat), wanted)
+        out.same(f"JSONL {at}", lambda: prompts_of(rows, chat), wanted)
     chat.close()
     return out.members()
 
@@ -170,24 +163,22 @@ def f15() -> Members:
     for at, text in enumerate((*TEXTS, "", "Let me add.\n<think>", "x\n\n", "CONTINUE", "|")):
         talk = [say("user", "2+3?"), say("assistant", text)]
         head = written(talk)
-        out.same(f"prompt {at}", lambda t=talk: prompts_of([{"prompt": t}], chat), [head])
+        out.same(f"prompt {at}", lambda: prompts_of([{"prompt": talk}], chat), [head])
         out.same(
-            f"trimmed {at}",
-            lambda t=talk: prompts_of([{"prompt": t}], trimming),
-            [f"<user>2+3?|<assistant>{text.strip()}"],
+            f"trimmed {at}", lambda: prompts_of([{"prompt": talk}], trimming), [f"<user>2+3?|<assistant>{text.strip()}"]
         )
-        out.same(f"request {at}", lambda t=talk: requested({"messages": t}, chat), head)
+        out.same(f"request {at}", lambda: requested({"messages": talk}, chat), head)
         another = {"messages": talk, "continue_final_message": False}
-        out.same(f"another turn {at}", lambda b=another: requested(b, chat), f"{head}|<assistant>")
+        out.same(f"another turn {at}", lambda: requested(another, chat), f"{head}|<assistant>")
         row = {"prompt": talk, "completion": [say("assistant", "5")]}
-        out.same(f"answer {at}", lambda r=row: taught(r, chat), (head, "5|"))
+        out.same(f"answer {at}", lambda: taught(row, chat), (head, "5|"))
         pair = {"prompt": talk, "chosen": [say("assistant", "5")], "rejected": [say("assistant", "6")]}
-        out.same(f"pair {at}", lambda p=pair: paired(p, chat), (head, "5|", "6|"))
-        after = lambda t=talk: followed(t, [say("user", "y")], chat, {}, begun=True)  # noqa: E731
+        out.same(f"pair {at}", lambda: paired(pair, chat), (head, "5|", "6|"))
+        after = lambda: followed(talk, [say("user", "y")], chat, {}, begun=True)  # noqa: E731
         out.same(f"turn {at}", after, "|<user>y|<assistant>")
     for content in ({"tool_calls": [{"function": {"name": "f", "arguments": {}}}]}, {"reasoning_content": "x"}):
         row = {"prompt": [say("user", "x"), {"role": "assistant", **content}]}
-        out.refused(f"nothing to continue {content}", lambda r=row: prompts_of([r], chat), "row 0", "no content")
+        out.refused(f"nothing to continue {content}", lambda: prompts_of([row], chat), "row 0", "no content")
     chat.close()
     trimming.close()
     return out.members()
@@ -195,8 +186,6 @@ def f15() -> Members:
 
 def f19() -> Members:
     """Rows of equal ids under the three choices."""
-    from jaxrl_post.data import duplicates
-
     out = Tried()
     for at, text in enumerate(
         ("aa", "aba", "abab", "aaaa", "abc", "cbabc", "zzyz", "a", "", "abcabcabc", "bbaab", "xyzzy")
@@ -208,12 +197,12 @@ def f19() -> Members:
             numbered.append(id if counts[id] == 1 else f"{id}#{counts[id]}")
         more = len(text) - len(set(text))
         for mode, ids in (("drop", list(dict.fromkeys(text))), ("number", numbered), ("refuse", list(text))):
-            found = lambda r=rows, m=mode: duplicates.settled(r, m, "data.train", "F")  # noqa: E731
-            out.same(f"{mode} {at}", lambda f=found: [row["id"] for row in f()[0]], ids)
+            found = lambda: duplicates.settled(rows, mode, "data.train", "F")  # noqa: E731
+            out.same(f"{mode} {at}", lambda: [row["id"] for row in found()[0]], ids)
             told = [f"{more} row"] if more and mode != "refuse" else []
             out.same(
                 f"{mode} {at}, line",
-                lambda f=found: [one.split("F: ")[1].split("s have")[0].split(" has")[0] for one in f()[1]],
+                lambda: [one.split("F: ")[1].split("s have")[0].split(" has")[0] for one in found()[1]],
                 told,
             )
     return out.members()
@@ -231,7 +220,7 @@ def f20() -> Members:
                 "rejected": [*talk, say("assistant", "6")],
             }
             for given in (row, {name: row[name] for name in ("chosen", "rejected")}):
-                out.same(f"{at} {len(before)}", lambda g=given: paired(g, chat), (written(talk), "5|", "6|"))
+                out.same(f"{at} {len(before)}", lambda: paired(given, chat), (written(talk), "5|", "6|"))
     bare = {"prompt": "2+3?", "chosen": [say("assistant", "5")], "rejected": [say("assistant", "6")]}
     out.refused("a text and messages", lambda: paired(bare, chat), "row 1", "the prompt is a text")
     out.same("a text as a message", lambda: paired(bare, chat, chat=True), (written([say("user", "2+3?")]), "5|", "6|"))
@@ -245,12 +234,12 @@ def f21() -> Members:
     for at, text in enumerate(TEXTS):
         talk = [say("system", "Add."), say("user", text)]
         for form in (json.dumps(talk), json.dumps(talk, indent=2), f" {json.dumps(talk, ensure_ascii=False)}\n"):
-            out.same(f"prompt {at}", lambda f=form: prompts_of([{"prompt": f}], chat), [written(talk)])
+            out.same(f"prompt {at}", lambda: prompts_of([{"prompt": form}], chat), [written(talk)])
         row = {"messages": json.dumps([*talk, say("assistant", "5")])}
-        out.same(f"messages {at}", lambda r=row: taught(r, chat), (written(talk), "5|"))
+        out.same(f"messages {at}", lambda: taught(row, chat), (written(talk), "5|"))
         other = (repr(talk), json.dumps({"messages": talk}), json.dumps(talk[1]), json.dumps(json.dumps(talk)))
         for form in other:
-            out.refused(f"other form {at}", lambda f=form: prompts_of([{"prompt": f}], chat), "row 0", "no JSON list")
+            out.refused(f"other form {at}", lambda: prompts_of([{"prompt": form}], chat), "row 0", "no JSON list")
     for text in (
         "[1, 2]",
         "[]",
@@ -261,7 +250,7 @@ def f21() -> Members:
         '[{"name": "x", "content": "y"}]',
         "{'role': 1}",
     ):
-        out.same(f"a text {text}", lambda t=text: prompts_of([{"prompt": t}], None), [text])
+        out.same(f"a text {text}", lambda: prompts_of([{"prompt": text}], None), [text])
     chat.close()
     return out.members()
 
@@ -283,19 +272,18 @@ def f22() -> Members:
         for at, form in enumerate(forms):
             for mark in ("", "\ufeff"):
                 data = (mark + form).encode()
-                out.same(f"{name} {count} {at} {mark!r}", lambda n=name, d=data: read(n, d), some)
+                out.same(f"{name} {count} {at} {mark!r}", lambda: read(name, data), some)
     bad = (
         (b"[1]", "item 1"), (b"[[1]]", "item 1"), (b'[{"prompt": "x"}, "y"]', "item 2"), (b'[{"prompt": "x"}', "no JSON"),
         (b'[{"prompt": "x"},]', "no JSON"), (b'[1]\n{"prompt": "x"}', "one array"), ("[]".encode("utf-16"), "UTF-8"), (b"5", "line 1"),
     )  # fmt: skip
     for data, word in bad:
-        out.refused(f"{data!r}", lambda d=data: read("r.json", d), "r.json", word)
+        out.refused(f"{data!r}", lambda: read("r.json", data), "r.json", word)
     return out.members()
 
 
 def f23() -> Members:
     """Dates that a template says, under several forms, and which a resumed run has."""
-    from jaxrl_post import config as configs
     from jaxrl_post.data import chat
 
     out = Tried()
@@ -309,26 +297,24 @@ def f23() -> Members:
             )
             made = chat.load(folder, now=when)
         wanted = f"{datetime.datetime.fromisoformat(when).strftime(form)}|x"
-        out.same(f"{form} {when}", lambda m=made: (m.dated, m.render([say("user", "x")])), (True, wanted))
+        out.same(f"{form} {when}", lambda: (made.dated, made.render([say("user", "x")])), (True, wanted))
         made.close()
     given = {"model": {"preset": "tiny"}}
     for when in ("2024-07-26", "2026-12-31T23:59:59", "2028-02-29T00:00"):
         then = {"data": {"date": when}}
-        out.same(f"resumed {when}", lambda t=then: configs.resolve(given, recorded=t).data.date, when)
+        out.same(f"resumed {when}", lambda: configs.resolve(given, recorded=then).data.date, when)
         out.same(
             f"set {when}",
-            lambda t=then: configs.resolve(given, ["data.date=1999-01-01"], recorded=t).data.date,
+            lambda: configs.resolve(given, ["data.date=1999-01-01"], recorded=then).data.date,
             "1999-01-01",
         )
     for bad in ("yesterday", "2026-13-01", "31.07.2026", "now"):
-        out.refused(bad, lambda b=bad: configs.resolve(given, [f"data.date={b}"]), "data.date", bad)
+        out.refused(bad, lambda: configs.resolve(given, [f"data.date={bad}"]), "data.date", bad)
     return out.members()
 
 
 def f31() -> Members:
     """Turns whose marks hold their end token, or not. Id 0 is the end token."""
-    from jaxrl_post.data import conversations
-
     out = Tried()
     for turns, at in itertools.product(range(1, 6), range(5)):
         ended = [bool(at >> bit & 1) for bit in range(turns)]
@@ -336,11 +322,9 @@ def f31() -> Members:
         for number, inside in enumerate(ended):
             tokens += [7, 8, 50 + number, 60, 0, 9]
             trained += [False, False, True, True, inside, False]
-        one = conversations.Taught(tokens, trained)
+        one = supervised.Taught(tokens, trained)
         out.same(
-            f"{ended}",
-            lambda o=one: conversations.without_end([o, o], WORDS.eos_ids),
-            (2 * turns, 2 * ended.count(False)),
+            f"{ended}", lambda: supervised.without_end([one, one], WORDS.eos_ids), (2 * turns, 2 * ended.count(False))
         )
     return out.members()
 
@@ -356,14 +340,12 @@ def t20() -> Members:
             kwargs = {"mood": "wild"} if at % 2 else {}
             wanted = written(whole, mood=kwargs.get("mood", "calm"))
             row = {"prompt": talk, "chat_template_kwargs": kwargs}
-            out.same(f"{at} {len(own)}", lambda r=row: prompts_of([r], chat, system="Be brief."), [wanted])
+            out.same(f"{at} {len(own)}", lambda: prompts_of([row], chat, system="Be brief."), [wanted])
         wanted = written([say("system", "Be brief."), say("user", text)], mood="calm")
-        out.same(
-            f"text {at}", lambda t=text: prompts_of([{"prompt": t}], chat, system="Be brief.", chat=True), [wanted]
-        )
+        out.same(f"text {at}", lambda: prompts_of([{"prompt": text}], chat, system="Be brief.", chat=True), [wanted])
         out.refused(
             f"text {at}",
-            lambda t=text: prompts_of([{"prompt": t}], chat, system="Be brief."),
+            lambda: prompts_of([{"prompt": text}], chat, system="Be brief."),
             "row 0",
             "data.system_prompt",
         )

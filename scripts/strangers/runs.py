@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 
 from jaxrl_post.commands import compare
-from jaxrl_post.config import OptimizerConfig
+from jaxrl_post.config import OptimizerConfig, SchedulerConfig
 from jaxrl_post.engine.host import turns
 from jaxrl_post.engine.host.wire import OFFERS
 from jaxrl_post.engine.speculation.registry import DRAFTERS
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.engine.step_cost import StepCost, best_size
 from jaxrl_post.launch import resume
+from jaxrl_post.ring.types import Capacity, Finish, Group, Prompt, Request, Rollout, RolloutId, Sampling
+from jaxrl_post.runs import run_logs
 from jaxrl_post.scheduler import group_filter
 from jaxrl_post.scheduler.pipeline import Pipeline
+from jaxrl_post.scheduler.placement.placement import LeastLoaded
 from jaxrl_post.scheduler.rounds.rounds import Sync
-from jaxrl_post.telemetry import metrics, report, run_logs
-from jaxrl_post.types import Capacity, Finish, Group, Prompt, Request, Rollout, RolloutId, Sampling
+from jaxrl_post.telemetry import metrics, report
 from strangers import Members
 
 PROMPT = Prompt(id="p", tokens=[1, 2])
@@ -222,15 +224,12 @@ def _driven(scheduler: Any, scores: list[list[float]]) -> tuple[str, int]:
 def filters_that_leave_nothing() -> Members:
     """F32: constant rewards, solved and hopeless prompts, from the first round or later, in rounds and a pipeline."""
     wrong, tried = [], 0
-    own: dict[str, Any] = dict(run_seed=1, group_size=4, sampling=Sampling(eos_ids=(1,)), max_tokens=8, replicas=1)
+    own: dict[str, Any] = dict(run_seed=1, sampling=Sampling(eos_ids=(1,)), max_tokens=8)
     kinds = {"right": [1.0] * 4, "wrong": [0.0] * 4, "half": [0.5] * 4, "mixed": [0.0, 1.0, 0.0, 1.0]}
     for piped, waves, end, begins in itertools.product((False, True), (2, 5), kinds, (0, 1, 3)):
-        order, filters = Order(7), dict(filter_groups=True, max_waves=waves)
-        scheduler: Any = (
-            Pipeline(order, steps=6, prompts_per_step=2, max_staleness=0, **filters, **own)
-            if piped
-            else Sync(order, steps=6, prompts_per_round=2, **filters, **own)
-        )
+        options = SchedulerConfig(prompts=2, group_size=4, filter_groups=True, max_waves=waves)
+        kind: Any = Pipeline if piped else Sync
+        scheduler = kind(Order(7), options, steps=6, placement=LeastLoaded(1), **own)
         found, tried = _driven(scheduler, [kinds["mixed"]] * begins + [kinds[end]]), tried + 1
         right = ("trained", 6) if end == "mixed" else ("Solved" if end == "right" and begins else "NoGroups", begins)
         if found != right:

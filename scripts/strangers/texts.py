@@ -20,11 +20,19 @@ from typing import Any
 
 import numpy as np
 import peers
+import tokenizers
+import word_kinds
 from record import Missing
 
+import jaxrl_post
+from jaxrl_post.commands import rollouts
+from jaxrl_post.data import special_tags, tokenizer
+from jaxrl_post.data.continuations import BROKEN, Pieces
+from jaxrl_post.ring.types import Finish, Prompt, Rollout, RolloutId, Sampling
+from jaxrl_post.serve.server import Server
 from strangers import Members
 from strangers.conversations import PEER
-from strangers.requests import TOKEN, _asking, _running
+from strangers.requests import TOKEN, asking, running
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("JAXRL_DATA", ROOT.parent / "shared" / "data"))
@@ -38,11 +46,6 @@ ASKED = ("How many", "Natalia sold", "def add(a, b):", "Q: 2 + 3 =", "She works"
 
 def _kinds(folder: Path, **changes: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yields name, tokenizer as read from its file, and the library's own, of every kind. `changes`: of the file alone."""
-    import tokenizers
-    import word_kinds
-
-    from jaxrl_post.data import tokenizer
-
     for name in word_kinds.NAMES:
         plain = word_kinds.made(name)
         (folder / "tokenizer.json").write_text(json.dumps(json.loads(plain.to_str()) | changes))
@@ -98,22 +101,15 @@ def _models() -> tempfile.TemporaryDirectory:
 
 
 def _loaded(name: str) -> tuple[Any, Any]:
-    """Returns a tiny model's policy, and the library's own tokenizer of its file."""
-    import tokenizers
-
-    import jaxrl_post
-
     place = f"{_models().name}/{name}"
     return jaxrl_post.load(place, **SETTINGS), tokenizers.Tokenizer.from_file(f"{place}/tokenizer.json")
 
 
 @contextlib.contextmanager
 def _served(policy: Any) -> Iterator[Callable[..., tuple[int, Any]]]:
-    from jaxrl_post.serve.server import Server
-
     made = Server(policy, token=TOKEN, say=lambda line: None, name="tiny", queue=24, timeout_s=60.0, parser="hermes")
-    with _running(made) as port:
-        yield _asking(port, Authorization=f"Bearer {TOKEN}")
+    with running(made) as port:
+        yield asking(port, Authorization=f"Bearer {TOKEN}")
 
 
 def _streamed(told: str) -> str:
@@ -125,8 +121,6 @@ def _streamed(told: str) -> str:
 
 
 def continuations(folder: Path) -> Iterator[tuple[str, Any, Any]]:
-    from jaxrl_post.data.continuations import BROKEN, Pieces
-
     dice = np.random.default_rng(4)
     for name, words, library in _kinds(folder):
         for case in range(40):
@@ -149,8 +143,6 @@ def continuations(folder: Path) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _completions(name: str, ask: Callable, library: Any) -> Iterator[tuple[str, Any, Any]]:
-    from jaxrl_post.data.continuations import BROKEN
-
     for prompt in ASKED:
         body = {"prompt": prompt, "seed": 5, "max_tokens": 40, "return_token_ids": True, "logprobs": 0}
         status, told = ask("POST", "/v1/completions", body)
@@ -174,8 +166,6 @@ def _completions(name: str, ask: Callable, library: Any) -> Iterator[tuple[str, 
 
 def begins(folder: Path) -> Iterator[tuple[str, Any, Any]]:
     """A text that begins with the BOS is taken as it is, and gets no other. Others are as the library has them."""
-    from jaxrl_post.data import tokenizer
-
     front = {
         "type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -203,7 +193,7 @@ def unknown(folder: Path) -> Iterator[tuple[str, Any, Any]]:
             yield f"{name}: {text!r}", words.encode(text, special=False), right
             yield f"{name}: count of {text!r}", words.encode(text, special=False).count(0), text.count("<unk>")
         if 0 in library.encode("the ж", add_special_tokens=False).ids:
-            yield f"{name}: ж", _refusal(lambda words=words: words.encode("the ж"), "no token for 'ж'"), None
+            yield f"{name}: ж", _refusal(lambda: words.encode("the ж"), "no token for 'ж'"), None
 
 
 # ---- F24, F25: ends
@@ -236,10 +226,6 @@ ENDS: tuple[tuple[dict, dict, dict, tuple[int, ...]], ...] = (  # tokenizer_conf
 
 
 def ends_of_files(folder: Path) -> Iterator[tuple[str, Any, Any]]:
-    import word_kinds
-
-    from jaxrl_post.data import tokenizer
-
     word_kinds.made("byte_level").save(str(folder / "tokenizer.json"))
     for *files, right in ENDS:
         for name, value in zip(("tokenizer_config", "generation_config", "config"), files, strict=True):
@@ -264,8 +250,6 @@ def ends_of_files(folder: Path) -> Iterator[tuple[str, Any, Any]]:
 
 def _both(policy: Any) -> dict[str, list]:
     """Returns rollouts with the model's ends and without any, of the same noise."""
-    from jaxrl_post.types import Sampling
-
     laws = {"free": Sampling(), "ended": None}
     return {name: [one for (one, *_) in policy.generate(ASKED * 2, 1, law, 7, 200)] for name, law in laws.items()}
 
@@ -277,7 +261,6 @@ def _cut(ids: list[int], ends: Sequence[int]) -> list[int]:
 
 def stops(folder: Path) -> Iterator[tuple[str, Any, Any]]:
     from jaxrl_post.data import ends
-    from jaxrl_post.types import Sampling
 
     for name, words, _ in _kinds(folder):
         for id in (
@@ -316,8 +299,6 @@ def stops(folder: Path) -> Iterator[tuple[str, Any, Any]]:
 
 
 def shown_tags(folder: Path) -> Iterator[tuple[str, Any, Any]]:
-    from jaxrl_post.data import special_tags
-
     dice = np.random.default_rng(26)
     for name, words, library in _kinds(folder):
         for case in range(4):
@@ -331,9 +312,6 @@ def shown_tags(folder: Path) -> Iterator[tuple[str, Any, Any]]:
 
 
 def speakers(folder: Path) -> Iterator[tuple[str, Any, Any]]:
-    from jaxrl_post.commands import rollouts
-    from jaxrl_post.types import Finish, Prompt, Rollout, RolloutId
-
     dice = np.random.default_rng(15)
     for name, words, library in _kinds(folder):
         for case in range(4):
@@ -389,10 +367,6 @@ def _bombs() -> Iterator[dict[str, Any]]:
 
 
 def bombs(folder: Path) -> Iterator[tuple[str, Any, Any]]:
-    import word_kinds
-
-    from jaxrl_post.data import tokenizer
-
     plain = json.loads(word_kinds.made("llama2").to_str())
     for number, change in enumerate(_bombs()):
         (folder / "tokenizer.json").write_text(json.dumps(plain | change))

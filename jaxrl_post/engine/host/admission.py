@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
 
-from jaxrl_post.engine.host.pages import PromptPages
-from jaxrl_post.engine.host.replica import Replica
+from jaxrl_post.engine.host.replica import PromptPages, Replica
 from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.engine.host.slot_table import SlotTable
-from jaxrl_post.engine.host.wire import Sizes
-from jaxrl_post.types import Capacity, RolloutId
+from jaxrl_post.engine.host.wire import EngineSettings
+from jaxrl_post.ring.types import Capacity
 
 Admitted = tuple[SequenceState, int, int]  # a sequence, the page to copy from and the page to copy to
 
@@ -32,12 +30,12 @@ class Admission:
     Attributes:
       version: of the weights. Prompt pages are shared only under one version.
       drafting: the host side of speculative decoding, where a sequence with a slot may have a place.
-      num_preempted: preemptions since `take_preempted`.
+      num_preempted: preemptions since the host counted them.
     """
 
-    def __init__(self, sizes: Sizes, version: int, drafting: Any):
+    def __init__(self, sizes: EngineSettings, version: int, drafting: Any):
         self.version, self.drafting, self.num_preempted = version, drafting, 0
-        self.replicas = [Replica(sizes.slots, sizes.pages, sizes.page) for _ in range(sizes.replicas)]
+        self.replicas = [Replica(sizes.slots, sizes.pages, sizes.page_size) for _ in range(sizes.replicas)]
         self.table = SlotTable(sizes)
         self.waiting: list[SequenceState] = []
 
@@ -80,10 +78,6 @@ class Admission:
                     watched[d, slot] = one.shared
         return watched
 
-    def waits(self, purpose: str) -> bool:
-        """Returns whether a sequence of this purpose is waiting."""
-        return any(one.request.purpose == purpose for one in self.waiting)
-
     # ---- slots
 
     def admit(self, purpose: str) -> list[Admitted]:
@@ -116,7 +110,6 @@ class Admission:
         return admitted
 
     def seat(self, replica: Replica, sequence: SequenceState, entry: PromptPages | None) -> tuple[int, int] | None:
-        """Gives the sequence a slot and pages, as `Replica.seat` does."""
         return replica.seat(sequence, entry, self.prompt_key(sequence))
 
     def _evict(self, replica: Replica, purpose: str) -> bool:
@@ -141,23 +134,13 @@ class Admission:
         self.replicas[sequence.request.replica].leave(sequence)
 
     def requeue(self, sequence: SequenceState) -> None:
-        """Takes slot and pages from a sequence, which then waits again."""
         self.leave(sequence)
         self.waiting.append(sequence)
-
-    def forget(self, ids: Set[RolloutId]) -> None:
-        """Removes sequences from the waiting list."""
-        self.waiting = [one for one in self.waiting if one.request.rollout_id not in ids]
 
     def _preempt(self, sequence: SequenceState) -> None:
         """Preempts a sequence. It resumes later with its tokens forced and its candidates kept."""
         self.num_preempted += 1
         self.requeue(sequence)
-
-    def share(self, sequences: Sequence[SequenceState]) -> None:
-        """Lets waiting sequences share the prompts that these sequences have computed."""
-        for one in sequences:
-            self.replicas[one.request.replica].prompts.finish(one.slot)
 
     def running(self, live: np.ndarray) -> list[SequenceState]:
         """Returns the sequences in the slots of `live`, by replica and age."""
@@ -168,15 +151,6 @@ class Admission:
             for one in map(replica.slots.__getitem__, order[d].tolist())
             if one is not None and live[d, one.slot]
         ]
-
-    def abandon(self, sequence: SequenceState) -> None:
-        """Stops sharing the prompt pages that a running sequence has not finished computing."""
-        self.replicas[sequence.request.replica].prompts.abandon(sequence.slot)
-
-    def take_preempted(self) -> int:
-        """Returns the preemptions since the last call."""
-        count, self.num_preempted = self.num_preempted, 0
-        return count
 
     def open(self, sequence: SequenceState) -> None:
         """Gives a sequence with a slot a place in the drafter's tables."""
@@ -192,7 +166,6 @@ class Admission:
         self.drop_prompts()
 
     def drop_prompts(self) -> None:
-        """Drops the shared prompts that are computed."""
         for replica in self.replicas:
             replica.prompts.keep_only(set())
 
@@ -223,3 +196,5 @@ class Admission:
             if one.slot >= 0:
                 positions = min(one.num_tokens + growth, one.limit - 1)
                 replica.grow(one, positions, purpose, self.version, self._preempt)
+                if one.slot >= 0:
+                    self.table.map(one)

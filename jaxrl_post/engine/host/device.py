@@ -1,6 +1,7 @@
 """The contract between RowHost and the device that computes its rows.
 
-Two devices satisfy it: compiled programs on a mesh (engine/row_engine.py) and numpy with known rollouts (sim/twin.py).
+Two devices satisfy it: compiled programs on a mesh (engine/row_engine.py) and numpy with known
+rollouts (scripts/models/twin.py).
 """
 
 from __future__ import annotations
@@ -13,27 +14,22 @@ import numpy as np
 
 from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.engine.host.wire import DispatchResult, Entry
-from jaxrl_post.types import Layout
+from jaxrl_post.ring.types import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchOrder:
-    """One dispatch.
+    """One dispatch."""
 
-    `packed`: int32[replicas, S, columns] (host/wire.py). `rows`: rows of a step. `drafts`: whether the drafter drafts.
-    `clones`: whether some slots are clones. `freed`: finished slots of one replica that end the dispatch. `sequences`:
-    the sequence in each slot, by replica and slot; None for a free slot. `purpose`, `clock`, `version`: of the
-    sequences, before the first step."""
-
-    packed: np.ndarray
-    rows: int
-    drafts: bool
-    clones: bool
-    freed: int
-    sequences: Sequence[Sequence[SequenceState | None]]
-    purpose: str
-    clock: int
-    version: int
+    packed: np.ndarray  # int32[replicas, S, columns] (host/wire.py)
+    rows: int  # of a step
+    drafts: bool  # whether the drafter drafts
+    clones: bool  # whether some slots are clones
+    freed: int  # finished slots of one replica that end the dispatch
+    sequences: Sequence[Sequence[SequenceState | None]]  # in each slot, by replica and slot; None for a free slot
+    purpose: str  # of the sequences
+    clock: int  # before the first step
+    version: int  # of the weights
 
 
 class RowDevice(Protocol):
@@ -53,10 +49,10 @@ class RowDevice(Protocol):
     def prefill(self, tiles: np.ndarray) -> None:
         """Starts a pass of the wide prompt program: computes keys and values of prompt positions.
 
-        tiles: int32[replicas, tiles, columns] (host/prompt_tiles.py). Texts are in their slots already."""
+        tiles: int32[replicas, tiles, columns] (host/packing.py). Texts are in their slots already."""
 
     def dispatch(self, order: DispatchOrder) -> Callable[[], DispatchResult]:
-        """Starts up to `Sizes.steps` steps. Returns a function that waits for the result.
+        """Starts up to `EngineSettings.steps_per_dispatch` steps. Returns a function that waits for the result.
 
         The dispatch ends early once `order.freed` slots of one replica have finished, or a watched prompt is computed.
         It also ends when nothing is left to do, or a slot has no mapped page for its next row."""

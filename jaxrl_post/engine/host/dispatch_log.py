@@ -1,39 +1,36 @@
-"""The log of dispatches: one JSON line of dispatches.jsonl for each dispatch, with its clock, rows, steps and row uses.
+"""What an engine tells of its dispatches: one JSON line of dispatches.jsonl for each, and counters by metric name.
 
-Invariant: a line is a function of the requests and of the device's results. It has no time of day and no machine name.
-With this log and the rollout log, a run that drafted is replayed without a model (sim/twin.py).
+A line has clock, rows, steps and row uses. Invariant: it is a function of the requests and of the device's results. It has no
+time of day and no machine name.
+With this log and the rollout log, a run that drafted is replayed without a model (scripts/models/twin.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxrl_post import written
 from jaxrl_post.engine.host.wire import USES, DispatchResult
+from jaxrl_post.ring import written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """One dispatch, summed over replicas.
-
-    clock: clock of `purpose` before the first step. steps, rows: number of steps, and rows of each. uses: rows by use,
-    in the order of wire.USES. Only of a dispatch that drafts: offers, drafts by estimated chance; counts, judged and
-    right drafts of each class; won, tokens that sequences took over from their clones."""
+    """One dispatch, summed over replicas. Only one that drafts has what follows `drafts`."""
 
     purpose: str
-    clock: int
-    rows: int
+    clock: int  # of `purpose` before the first step
+    rows: int  # of each step
     steps: int
-    uses: tuple[int, ...]
+    uses: tuple[int, ...]  # rows by use, in the order of wire.USES
     drafts: bool = False
-    offers: tuple[int, ...] = ()
-    counts: tuple[tuple[int, ...], ...] = ()
-    won: int = 0
+    offers: tuple[int, ...] = ()  # drafts by estimated chance
+    counts: tuple[tuple[int, ...], ...] = ()  # judged and right drafts of each class
+    won: int = 0  # tokens that sequences took over from their clones
 
     def line(self) -> str:
         """Returns one line of JSON, with its newline. Fields of drafting appear only where the dispatch drafted."""
@@ -48,7 +45,6 @@ _PLAIN = dict.fromkeys(("purpose", "clock", "rows", "steps", "uses"))
 
 
 def of(purpose: str, clock: int, rows: int, drafts: bool, result: DispatchResult) -> Dispatch:
-    """Returns the Dispatch of a device's result."""
     drafting: dict[str, Any] = (
         {
             "drafts": True,
@@ -109,3 +105,51 @@ def read(line: str) -> Dispatch:
         )
     fields |= {name: tuple(fields[name]) for name in ("uses", "offers") if name in fields}
     return Dispatch(**fields | {"counts": tuple(map(tuple, fields.get("counts", ())))})
+
+
+class Counters:
+    """Sums over dispatches since the last `metrics`, by metric name."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, float] = {}
+
+    def add(self, name: str, amount: float) -> None:
+        self._counts[name] = self._counts.get(name, 0) + amount
+
+    def dispatch(self, purpose: str, size: int, steps: int, uses: Mapping[str, int], won: int) -> float:
+        """Counts a dispatch of `steps` steps with `size` rows.
+
+        Args:
+          uses: rows by use (wire.USES).
+          won: tokens that sequences took over from their clones.
+
+        Returns:
+          The tokens that one decode row settled on average, at least 1.
+        """
+        accepted = uses["draft_accepted"] + won
+        if purpose == "train":
+            self.add("spec/num_drafted", uses["draft_accepted"] + uses["draft_rejected"] + uses["clone"])
+            self.add("spec/num_accepted", accepted)
+        prefix = "rows" if purpose == "train" else f"{purpose}/rows"
+        for use, count in uses.items():
+            self.add(f"{prefix}/{use}", count)
+        self.add(f"{prefix}/steps", steps)
+        self.add(f"{prefix}/dispatches", 1)
+        self.add(f"{prefix}/size_{size}", steps)
+        return 1.0 + accepted / max(1, uses["decode"])
+
+    def prefill(self, purpose: str, size: int, result: DispatchResult) -> int:
+        """Counts passes of the wide prompt program with `size` rows. Returns the rows that computed a position."""
+        uses = dict(zip(USES, result.uses.sum(axis=0).tolist()))
+        self.dispatch(purpose, size, result.steps, uses, 0)
+        return uses["prefill"]
+
+    def metrics(self) -> dict[str, float]:
+        counts, self._counts = self._counts, {}
+        return {name: counts[name] for name in sorted(counts)}
+
+    def state_dict(self) -> dict[str, float]:
+        return dict(self._counts)
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self._counts = dict(state)

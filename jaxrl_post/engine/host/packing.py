@@ -1,6 +1,11 @@
-"""How sequences become rows of the packed matrix and entries of an insertion, and how a result becomes settled tokens.
+"""How sequences become rows of the packed matrix, entries of an insertion and tiles of the wide prompt program, and how a
+result becomes settled tokens.
 
-Invariant: the columns of the sampling law (seed, temperature, cuts, end ids) come from the request alone.
+A tile holds PROMPT_TILE positions of one prompt, from a multiple of PROMPT_TILE on. A pass computes the same number of tiles
+for every replica. A prompt's tiles follow each other, in one pass or in several.
+
+Invariant: the columns of the sampling law (seed, temperature, cuts, end ids) come from the request alone. The tiles of a
+prompt follow from its length alone. The pass and the place of a tile depend on other prompts, and change no bit.
 """
 
 from __future__ import annotations
@@ -10,11 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from jaxrl_post.engine.host import wire as c
+from jaxrl_post.engine.host.device import RowDevice
 from jaxrl_post.engine.host.replica import Replica
 from jaxrl_post.engine.host.sequence import SequenceState, Settled
 
+_PREFILL, _IDLE = c.USES.index("prefill"), c.USES.index("idle")
 
-def blank(sizes: c.Sizes) -> np.ndarray:
+
+def blank(sizes: c.EngineSettings) -> np.ndarray:
     """Returns the packed matrix int32[replicas, S, columns] with every slot inactive."""
     packed = np.zeros((sizes.replicas, sizes.slots, c.TABLE + sizes.blocks), np.int32)
     packed[..., c.TABLE :] = sizes.pages
@@ -31,7 +39,7 @@ def describe(sequence: SequenceState, row: np.ndarray, replica: Replica, watched
     sampling = sequence.request.sampling
     row[c.ACTIVE] = 1
     row[c.NUM_TOKENS], row[c.NUM_COMPUTED] = sequence.num_tokens, sequence.num_computed
-    row[c.CANDIDATE_END] = sequence.num_tokens + sequence.num_candidates
+    row[c.CANDIDATE_END] = sequence.num_tokens + len(sequence.candidates)
     row[c.LIMIT] = sequence.limit
     row[c.MAPPED] = len(sequence.pages) * replica.pages.size
     row[c.WATCH] = sequence.shared if watched and replica.leads(sequence) else 0
@@ -104,7 +112,7 @@ def settled(out: np.ndarray, before: int, clock: int) -> Settled:
 
 
 def entries(
-    sizes: c.Sizes, watched: int, given: Sequence[tuple[SequenceState, int, int]], slots: Sequence[int]
+    sizes: c.EngineSettings, watched: int, given: Sequence[tuple[SequenceState, int, int]], slots: Sequence[int]
 ) -> Iterator[c.Entry]:
     """Yields insertions of at most `sizes.inserts` texts a replica, each text into its slot of `slots`.
 
@@ -127,3 +135,43 @@ def entries(
                     entry.row[d, i], entry.fresh[d, i] = sequence.place[c.ROW], sequence.seen == 0
                     entry.seen[d, i], sequence.seen = sequence.seen, length
         yield entry
+
+
+def tiles(sequence: SequenceState) -> Iterator[tuple[int, int, int]]:
+    """Yields (slot, first position, number of positions) of the tiles of a prompt.
+
+    The last position has no place here: its row samples, so the row program computes it."""
+    for first in range(0, sequence.shared, c.PROMPT_TILE):
+        yield sequence.slot, first, min(c.PROMPT_TILE, sequence.shared - first)
+
+
+def passes(sizes: c.EngineSettings, sequences: Sequence[SequenceState]) -> Iterator[np.ndarray]:
+    """Yields int32[replicas, tiles, columns], the tiles of each pass, until all these prompts are computed.
+
+    An empty tile has no positions."""
+    ordered = [
+        [(sequence, tile) for sequence in sequences if sequence.request.replica == d for tile in tiles(sequence)]
+        for d in range(sizes.replicas)
+    ]
+    count = sizes.prompt_rows // c.PROMPT_TILE
+    for begin in range(0, max(map(len, ordered)), count):
+        out = np.zeros((sizes.replicas, count, c.TILE_TABLE + sizes.blocks), np.int32)
+        out[..., c.TILE_TABLE :] = sizes.pages
+        for d, mine in enumerate(ordered):
+            for row, (sequence, tile) in zip(out[d], mine[begin : begin + count]):
+                row[: c.TILE_TABLE] = tile
+                row[c.TILE_TABLE : c.TILE_TABLE + len(sequence.pages)] = sequence.pages
+        yield out
+
+
+def compute(device: RowDevice, sizes: c.EngineSettings, sequences: Sequence[SequenceState]) -> c.DispatchResult:
+    """Computes the shared positions of these prompts on the device. Returns the passes as steps, and the use of rows."""
+    uses, steps = np.zeros((sizes.replicas, len(c.USES)), np.int64), 0
+    for tiles in passes(sizes, sequences):
+        device.prefill(tiles)
+        steps += 1
+        uses[:, _PREFILL] += tiles[..., c.TILE_COUNT].sum(axis=1)
+    uses[:, _IDLE] = steps * sizes.prompt_rows - uses[:, _PREFILL]
+    for sequence in sequences:
+        sequence.num_computed = sequence.shared
+    return c.DispatchResult(None, uses, steps, None, None, None)

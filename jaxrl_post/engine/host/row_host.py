@@ -11,46 +11,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jaxrl_post.engine import step_cost as costs
-from jaxrl_post.engine.host import dispatch_log, packing, prompt_tiles, row_sizing, sequence, wire
+from jaxrl_post.engine.host import dispatch_log, packing, sequence, wire
 from jaxrl_post.engine.host.admission import Admission, Admitted
-from jaxrl_post.engine.host.counters import Counters
 from jaxrl_post.engine.host.device import DispatchOrder, RowDevice
-from jaxrl_post.engine.host.dispatch_log import Dispatch
+from jaxrl_post.engine.host.dispatch_log import Counters, Dispatch
 from jaxrl_post.engine.host.replica import Replica
 from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.engine.host.swap_policy import SwapPolicy
-from jaxrl_post.engine.host.wire import DispatchResult, Sizes
-from jaxrl_post.types import PURPOSES, Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
-
-NEVER = 1 << 30
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostSettings:
-    """The settings of a row host.
-
-    `row_sizes`: rows of a step that the device is compiled for. `refill_slots`: finished slots that end a dispatch
-    while sequences wait. `cost`: seconds of a step by its rows. `decode`: tokens to text, for stop strings; None:
-    refused."""
-
-    row_sizes: Sequence[int]
-    refill_slots: int
-    cost: costs.StepCost
-    vocab_size: int
-    decode: Callable[..., str] | None = None
+from jaxrl_post.engine.host.wire import DispatchResult, EngineSettings
+from jaxrl_post.ring.types import PURPOSES, Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
 
 
 class RowHost:
-    """A protocols.Engine over a RowDevice. Sizes are per replica.
+    """A protocols.Engine over a RowDevice.
 
     Args:
+      cost: seconds of a step by its rows.
       drafting: the host side of speculative decoding (engine/speculation/speculation.py).
+      decode: tokens to text, for stop strings; None: refused.
       swap_policy: what becomes of running rollouts at a swap; None: they keep tokens and KV.
 
     Attributes:
@@ -67,18 +50,18 @@ class RowHost:
     def __init__(
         self,
         device: RowDevice,
-        sizes: Sizes,
-        settings: HostSettings,
+        sizes: EngineSettings,
         *,
+        cost: costs.StepCost,
+        vocab_size: int,
         drafting: Any,
+        decode: Callable[..., str] | None = None,
         version: int = 0,
         swap_policy: SwapPolicy | None = None,
     ):
-        sequence.check_sizes(sizes, settings.row_sizes)
-        self.device, self.sizes = device, sizes
-        self.vocab_size, self.cost = settings.vocab_size, settings.cost
-        self.row_sizes = tuple(sorted(settings.row_sizes))
-        self._decode, self._refill = settings.decode, settings.refill_slots
+        sequence.check_sizes(sizes)
+        self.device, self.sizes, self.row_sizes = device, sizes, tuple(sorted(sizes.row_sizes))
+        self.vocab_size, self.cost, self._decode = vocab_size, cost, decode
         self.swap_policy = swap_policy or SwapPolicy()
         self.admission = Admission(sizes, version, drafting)
         self.reset()
@@ -98,24 +81,20 @@ class RowHost:
 
     @property
     def drafting(self) -> Any:
-        """Returns the host side of speculative decoding."""
         return self.admission.drafting
 
     # ---- protocols.Engine
 
     @property
     def capacity(self) -> Capacity:
-        """Returns free slots and pages; see protocols.Engine."""
         return self.admission.capacity
 
     @property
     def clock(self) -> int:
-        """Returns the engine steps of training rollouts so far."""
         return self._clock["train"]
 
     @property
     def version(self) -> int:
-        """Returns the version of the weights."""
         return self.admission.version
 
     @property
@@ -129,11 +108,6 @@ class RowHost:
         return next((one for one in ("eval", "judge") if self._purposes[one]), "train")
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queues requests in order; see protocols.Engine.
-
-        Raises:
-          ValueError: a request can never fit, or is in the engine already. Then nothing is queued.
-        """
         here = set(self.sequences)
         for request in requests:
             sequence.check_request(request, self.sizes, self.vocab_size, decodes=self._decode is not None)
@@ -155,35 +129,23 @@ class RowHost:
                 self._finished.append((one, ending))
 
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
-        """Removes requests and returns their tokens as rollouts with finish PARKED, by id."""
-        return sorted(
-            (one.rollout(Finish.PARKED, self._clock[one.request.purpose]) for one in self._remove(ids)),
-            key=lambda rollout: rollout.id,
-        )
-
-    def _remove(self, ids: Iterable[RolloutId]) -> list[SequenceState]:
-        """Removes the sequences of these ids. Unknown ids are ignored."""
-        out = [self._pop(name) for name in ids if name in self.sequences]
-        for one in out:
+        gone = {name: self._pop(name) for name in ids if name in self.sequences}
+        if not gone:
+            return []
+        for one in gone.values():
             if one.slot >= 0:
                 self.admission.leave(one)
-        if out:
-            gone = {one.request.rollout_id for one in out}
-            self.admission.forget(gone)
-            self._finished = [(one, how) for one, how in self._finished if one.request.rollout_id not in gone]
-        return out
+        self.admission.waiting = [one for one in self.admission.waiting if one.request.rollout_id not in gone]
+        self._finished = [(one, how) for one, how in self._finished if one.request.rollout_id not in gone]
+        parked = (one.rollout(Finish.PARKED, self._clock[one.request.purpose]) for one in gone.values())
+        return sorted(parked, key=lambda rollout: rollout.id)
 
     def _pop(self, name: RolloutId) -> SequenceState:
-        """Removes the sequence of this id from the requests in the engine."""
         self._purposes[name.purpose] -= 1
         return self.sequences.pop(name)
 
     def swap(self, params: Any, version: int) -> None:
-        """Uses new weights from the next step on; see protocols.Engine. Running rollouts follow the swap policy.
-
-        Raises:
-          ValueError: the version is not greater than the current one, or the weights do not fit.
-        """
+        """Running rollouts follow the swap policy."""
         if version <= self.version:
             raise ValueError(f"swap: version {version} must be greater than the current {self.version}")
         self.device.exchange(params)
@@ -194,18 +156,12 @@ class RowHost:
             if mode != "keep" and one.slot >= 0:
                 self.admission.requeue(one)
             elif one.slot >= 0:
-                self.admission.abandon(one)
+                self.admission.replicas[one.request.replica].prompts.abandon(one.slot)
 
     def relayout(self, layout: Layout) -> None:
-        """Accepts the present layout; see protocols.Engine.
-
-        Raises:
-          ValueError: the device was compiled for another layout.
-        """
         self.device.relayout(layout)
 
     def state_dict(self) -> dict:
-        """Moves every running sequence back to the waiting list, and returns the state; see protocols.Engine."""
         self.admission.rest()
         self.drafting.rest()
         return {
@@ -221,11 +177,6 @@ class RowHost:
         }
 
     def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
-        """Restores a saved state; see protocols.Engine.
-
-        Raises:
-          ValueError: the state was saved under another cost table.
-        """
         if state["cost"] != self.cost.digest:
             raise ValueError(
                 f"engine: the run was saved under cost table {state['cost']} and would resume under "
@@ -240,14 +191,12 @@ class RowHost:
         self._queue(sequence.from_state(one, prompts) for one in state["lives"])
 
     def metrics(self) -> dict[str, float]:
-        """Returns counters since the last call, by metric name."""
         return self.counters.metrics() | self.swap_policy.metrics()
 
     def step(self) -> list[Rollout]:
-        """Runs one dispatch and returns finished rollouts; see protocols.Engine."""
         done, self._finished = self._finished, []
         results = [
-            one.rollout(how, one.clocks[-1] if one.num_answered else self._clock[one.request.purpose])
+            one.rollout(how, int(one.column("clocks")[-1]) if one.num_answered else self._clock[one.request.purpose])
             for one, how in done
         ]
         for rollout in results:
@@ -255,9 +204,9 @@ class RowHost:
         if self.sequences:
             purpose = self._purpose
             self._seat(purpose)
-            preempted = self.admission.take_preempted()
-            if preempted:
+            if preempted := self.admission.num_preempted:
                 self.counters.add("sched/preemptions", preempted)
+            self.admission.num_preempted = 0
             results += self._run(purpose)
         return sorted(results, key=lambda rollout: (rollout.finish_clock, rollout.id))
 
@@ -267,7 +216,7 @@ class RowHost:
         """Gives slots and pages to waiting sequences. A wide program, where there is one, then computes their prompts."""
         while True:
             admitted = self._admit(purpose)
-            self.admission.map_pages(purpose, int(self.sizes.steps * self._growth) + 1)
+            self.admission.map_pages(purpose, int(self.sizes.steps_per_dispatch * self._growth) + 1)
             seated = [one for one, _, _ in admitted if one.slot >= 0 and one.num_computed < one.shared]
             if not (seated and self.sizes.prompt_rows):
                 return
@@ -275,8 +224,9 @@ class RowHost:
 
     def _prefill(self, purpose: str, sequences: list[SequenceState]) -> None:
         """Computes the prompts of these sequences. A pass counts as an engine step."""
-        rows, result = self.sizes.prompt_rows, prompt_tiles.compute(self.device, self.sizes, sequences)
-        self.admission.share(sequences)
+        rows, result = self.sizes.prompt_rows, packing.compute(self.device, self.sizes, sequences)
+        for one in sequences:  # others may share what they have computed
+            self.admission.replicas[one.request.replica].prompts.finish(one.slot)
         if self.report is not None:
             self.report(dispatch_log.of(purpose, self._clock[purpose], rows, False, result))
         self._clock[purpose] += result.steps
@@ -313,7 +263,7 @@ class RowHost:
             return []
         packed = table.view(live)
         packed[..., wire.WATCH] = self.admission.watched(live)
-        waiting = self.admission.waits(purpose)
+        waiting = any(one.request.purpose == purpose for one in self.admission.waiting)
         size, drafts = self._size(live, packed, waiting)
         if drafts:
             self._show(self.admission.running(live), packed)
@@ -323,7 +273,7 @@ class RowHost:
             rows=size,
             drafts=drafts,
             clones=bool(clones),
-            freed=self._refill if waiting else NEVER,
+            freed=self.sizes.refill_slots if waiting else sequence.NEVER,
             sequences=[replica.slots for replica in self.admission.replicas],
             purpose=purpose,
             clock=self._clock[purpose],
@@ -343,18 +293,26 @@ class RowHost:
         return self._collect(live, result.out, order)
 
     def _size(self, live: np.ndarray, packed: np.ndarray, waiting: bool) -> tuple[int, bool]:
-        """Returns the best row size for the busiest replica, and whether to draft."""
-        running, backlog = row_sizing.load(live, packed)
-        ends_soon = bool(packed[..., wire.WATCH].any())  # when a prompt is computed and its other sequences join
-        demand = row_sizing.Demand(
-            running=running,
-            backlog=backlog,
-            unopened=int((live & ~self.admission.table.placed).sum()),
-            waiting=waiting,
-            ends_soon=ends_soon,
-        )
+        """Returns the best row size for the busiest replica, by the step-cost table, and whether to draft.
+
+        Each sequence has one row. Further rows are positions to prefill or to recompute, and candidates to verify. Drafts
+        are worth nothing in a dispatch that ends once a prompt is computed and its other sequences join."""
+        sizes, running = self.sizes, live.sum(axis=1)
+        further = np.where(live, packed[..., wire.CANDIDATE_END] - packed[..., wire.NUM_COMPUTED] - 1, 0)
+        backlog, most = further.sum(axis=1), int(running.max())
+        free = 0 if waiting else sizes.slots - most
+        unopened = int((live & ~self.admission.table.placed).sum()) / (sizes.slots * sizes.replicas)
+        ends_soon = bool(packed[..., wire.WATCH].any())
         due = self.drafting.due(costs.tries_apart(self.cost)) and (self.drafting.forced or not ends_soon)
-        return row_sizing.choose(self.cost, self.row_sizes, self.sizes, demand, self.drafting.worth, bool(due))
+        return costs.best_size(
+            self.cost,
+            self.row_sizes,
+            most,
+            backlog[int(np.argmax(running + backlog))] / sizes.steps_per_dispatch,
+            lambda rows: 0.0 if ends_soon else self.drafting.worth(rows, most, free),
+            must_draft=bool(due),
+            opening=self.cost.opening * unopened / (costs.LASTING * sizes.steps_per_dispatch),
+        )
 
     def _show(self, sequences: list[SequenceState], packed: np.ndarray) -> None:
         """Prepares the drafter for a dispatch that drafts.
@@ -411,7 +369,6 @@ class RowHost:
             settled = packing.settled(out, before, order.clock)
             self.swap_policy.record_outcome(one.candidates, settled.tokens)
             one.extend(settled, self.version)
-            self.admission.table.resize(one)
             one.seen = one.num_tokens if order.drafts else one.seen
         ending = one.ending()
         length = one.stopped_at(self._decode, before - one.prompt_length) if self._decode else None

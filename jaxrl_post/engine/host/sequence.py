@@ -7,15 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_post.engine.host.wire import PROMPT_TILE, Sizes
-from jaxrl_post.types import MOST_ENDS, PER_TOKEN, Finish, Prompt, Request, Rollout, RolloutId, Sampling, frozen
+from jaxrl_post.engine.host.wire import CANDIDATE_END, NUM_COMPUTED, NUM_TOKENS, PROMPT_TILE, EngineSettings
+from jaxrl_post.ring.types import (
+    MOST_ENDS,
+    PER_TOKEN,
+    Finish,
+    Prompt,
+    Request,
+    Rollout,
+    RolloutId,
+    Sampling,
+    frozen,
+    saved_name,
+)
 
 
-def check_sizes(sizes: Sizes, row_sizes: Sequence[int]) -> None:
+def check_sizes(sizes: EngineSettings) -> None:
     """Checks that a row device of these sizes can serve every request.
 
     Raises:
@@ -27,19 +38,19 @@ def check_sizes(sizes: Sizes, row_sizes: Sequence[int]) -> None:
             f"engine.prompt_rows={sizes.prompt_rows} must be a multiple of {PROMPT_TILE}; the nearest valid value is "
             f"{-(-sizes.prompt_rows // PROMPT_TILE) * PROMPT_TILE}"
         )
-    if max(row_sizes) < sizes.slots:
+    if max(sizes.row_sizes) < sizes.slots:
         raise ValueError(
-            f"engine.row_sizes={tuple(row_sizes)} must reach engine.slots={sizes.slots}: every running slot "
+            f"engine.row_sizes={tuple(sizes.row_sizes)} must reach engine.slots={sizes.slots}: every running slot "
             f"needs a row; nearest valid size is {sizes.slots}"
         )
-    if sizes.pages * sizes.page < sizes.max_length:
+    if sizes.pages * sizes.page_size < sizes.max_length:
         raise ValueError(
-            f"engine.pages={sizes.pages} of {sizes.page} cannot hold one rollout of engine.max_length="
+            f"engine.pages={sizes.pages} of {sizes.page_size} cannot hold one rollout of engine.max_length="
             f"{sizes.max_length}; the nearest valid value is {sizes.blocks}"
         )
 
 
-def check_request(request: Request, sizes: Sizes, vocab_size: int, *, decodes: bool) -> None:
+def check_request(request: Request, sizes: EngineSettings, vocab_size: int, *, decodes: bool) -> None:
     """Checks that the engine can serve the request. `decodes`: whether the engine has a tokenizer.
 
     Raises:
@@ -71,10 +82,7 @@ def check_request(request: Request, sizes: Sizes, vocab_size: int, *, decodes: b
         raise ValueError(f"request {name}: prompt has a token outside 0..{vocab_size - 1}")
 
 
-# Per-token values of a SequenceState, and their dtypes. A token that is not sampled was observed, and stands in a prefix.
-_SETTLED = {name: kind for name, kind in PER_TOKEN.items() if name != "favourites"} | {"argmax_tokens": np.int32}
 _BROKEN = "\ufffd"  # what bytes that are no character decode to
-_OUTSIDE = {"argmax_tokens": "favourites"}  # what a Rollout and a saved state call it
 
 
 class Settled(NamedTuple):
@@ -91,33 +99,8 @@ class Settled(NamedTuple):
     argmax_tokens: list[int]
 
 
-class Home(Protocol):
-    """What keeps the state of a sequence while it has a slot (host/slot_table.py)."""
-
-    def column(self, sequence: SequenceState, name: str) -> np.ndarray:
-        """Returns what was settled in the slot, one entry for each token."""
-
-    def last_token(self, sequence: SequenceState) -> int:
-        """Returns the last token that was settled in the slot."""
-
-    def oldest(self, sequence: SequenceState) -> int:
-        """Returns the oldest version of any token."""
-
-    def count(self, sequence: SequenceState, at: str) -> int:
-        """Returns a number of the slot: num_tokens, num_computed or seen."""
-
-    def set_count(self, sequence: SequenceState, at: str, value: int) -> None:
-        """Sets a number of the slot."""
-
-    def gather(self, sequence: SequenceState) -> dict[str, np.ndarray]:
-        """Returns what was settled in the slot by name, and forgets it."""
-
-    def map(self, sequence: SequenceState, ids: Sequence[int]) -> None:
-        """Writes the pages behind those of the sequence into its row."""
-
-
 NEVER = 1 << 30  # a version above all
-_NOTHING = {name: frozen(np.zeros(0, kind)) for name, kind in _SETTLED.items()}
+_NOTHING = {name: frozen(np.zeros(0, kind)) for name, kind in PER_TOKEN.items()}
 
 
 class SequenceState:
@@ -128,12 +111,14 @@ class SequenceState:
     the cache. `place` locates the prompt's tables for the drafter (wire.PLACE columns; None before the first draft).
     `seen` counts tokens that the drafter's live table has learned.
 
-    Between `enter` and `leave` its counts and new tokens are those of its home, so that a dispatch updates all slots at
-    once.
+    Between `enter` and `leave` its counts are a row of the table of slots (host/slot_table.py), which also has its new
+    tokens. So a dispatch updates all slots at once.
 
     Args:
-      settled: per-token values by name (_SETTLED). Without a name there are none; tokens without `sampled` are sampled.
+      settled: per-token values by name (PER_TOKEN). Without a name there are none; tokens without `sampled` are sampled.
     """
+
+    _settled: dict[str, np.ndarray]
 
     def __init__(self, *, request: Request, age: int, start_clock: int = -1, candidates: Sequence[int] = (), **settled):
         self.request, self.age, self.start_clock = request, age, start_clock
@@ -141,17 +126,17 @@ class SequenceState:
         self.slot, self.place = -1, None
         self.pages: list[int] = []
         self.prompt_length: int = request.prompt.tokens.size
-        self._home: Home | None = None
-        self._num_computed = self._seen = 0
+        self._table: Any = None  # the SlotTable, while it has a slot
+        self._row, self._seen = np.zeros(CANDIDATE_END + 1, np.int64), np.zeros(1, np.int64)
         settled.setdefault("sampled", np.ones(len(settled.get("tokens", ())), bool))
-        self._settled = _NOTHING | {name: np.asarray(values, _SETTLED[name]) for name, values in settled.items()}
+        self._replace(_NOTHING | {name: np.asarray(values, PER_TOKEN[name]) for name, values in settled.items()})
 
     # ---- counts
 
     @property
     def num_tokens(self) -> int:
         """Returns the number of settled tokens, prompt included."""
-        return self._home.count(self, "num_tokens") if self._home else self.prompt_length + self._settled["tokens"].size
+        return int(self._row[NUM_TOKENS])
 
     @property
     def num_answered(self) -> int:
@@ -160,32 +145,19 @@ class SequenceState:
 
     @property
     def num_computed(self) -> int:
-        """Returns the number of positions whose keys and values are in the cache."""
-        return self._home.count(self, "num_computed") if self._home else self._num_computed
+        return int(self._row[NUM_COMPUTED])
 
     @num_computed.setter
     def num_computed(self, count: int) -> None:
-        if self._home:
-            self._home.set_count(self, "num_computed", count)
-        else:
-            self._num_computed = count
+        self._row[NUM_COMPUTED] = count
 
     @property
     def seen(self) -> int:
-        """Returns the number of tokens that the drafter's live table has learned."""
-        return self._home.count(self, "seen") if self._home else self._seen
+        return int(self._seen[0])
 
     @seen.setter
     def seen(self, count: int) -> None:
-        if self._home:
-            self._home.set_count(self, "seen", count)
-        else:
-            self._seen = count
-
-    @property
-    def num_candidates(self) -> int:
-        """Returns the number of candidates."""
-        return len(self.candidates)
+        self._seen[0] = count
 
     @property
     def limit(self) -> int:
@@ -209,62 +181,45 @@ class SequenceState:
     @property
     def oldest(self) -> int:
         """Returns the oldest version of any token, or NEVER without a token."""
-        if self._home:
-            return self._home.oldest(self)
+        if self._table is not None:
+            return self._table.oldest(self)
         return int(self._settled["versions"].min(initial=NEVER))
 
     # ---- the slot
 
-    def enter(self, home: Home) -> None:
-        """Hands the state to the table of slots, which has read it."""
-        self._home = home
+    def enter(self, table: Any, row: np.ndarray, seen: np.ndarray) -> None:
+        """Makes its counts those of a row of the table of slots, which has read them."""
+        self._table, self._row, self._seen = table, row, seen
 
     def leave(self) -> None:
-        """Takes the state back from the table of slots."""
-        assert self._home is not None
-        num_computed, seen = self.num_computed, self.seen
+        """Takes its counts and new tokens back from the table of slots."""
+        assert self._table is not None
         self._gather()
-        self._home, self._num_computed, self._seen = None, num_computed, seen
-
-    def add_pages(self, ids: Sequence[int]) -> None:
-        """Appends pages."""
-        if self._home:
-            self._home.map(self, ids)
-        self.pages += ids
+        self._table, self._row, self._seen = None, self._row[: CANDIDATE_END + 1].copy(), self._seen.copy()
 
     # ---- what is settled
 
     def column(self, name: str) -> np.ndarray:
-        """Returns the settled values of a name (_SETTLED), one for each token."""
+        """Returns the settled values of a name (PER_TOKEN), one for each token."""
         own = self._settled[name]
-        return _joined(own, self._home.column(self, name)) if self._home else own
+        return own if self._table is None else _joined(own, self._table.column(self, name))
 
     @property
     def tokens(self) -> list[int]:
         """Returns the settled tokens behind the prompt, in a new list."""
         return self.column("tokens").tolist()
 
-    @property
-    def versions(self) -> list[int]:
-        """Returns the version of each settled token, in a new list."""
-        return self.column("versions").tolist()
-
-    @property
-    def clocks(self) -> list[int]:
-        """Returns the clock of each settled token, in a new list."""
-        return self.column("clocks").tolist()
-
     def _gather(self) -> None:
         """Takes the tokens that were settled in the slot."""
-        if self._home:
-            more = self._home.gather(self)
+        if self._table is not None:
+            more = self._table.gather(self)
             self._settled = {name: _joined(own, more[name]) for name, own in self._settled.items()}
 
     def _replace(self, settled: dict[str, np.ndarray]) -> None:
         """Replaces all settled values."""
         self._settled = settled
-        if self._home:
-            self._home.set_count(self, "num_tokens", self.prompt_length + settled["tokens"].size)
+        self._row[NUM_TOKENS] = self.prompt_length + settled["tokens"].size
+        self._row[CANDIDATE_END] = self._row[NUM_TOKENS] + len(self.candidates)
 
     def learnable(self) -> np.ndarray:
         """Returns the tokens that a drafter learns: the prompt, then the argmax token at each settled position."""
@@ -309,8 +264,7 @@ class SequenceState:
     def _last(self) -> int | None:
         """Returns the last token of the present turn."""
         if self.num_answered > self._settled["tokens"].size:
-            assert self._home is not None
-            return self._home.last_token(self)
+            return self._table.last_token(self)
         return int(self._settled["tokens"][-1]) if self._settled["tokens"].size > self.turn else None
 
     def stopped_at(self, decode: Callable[..., str], checked: int) -> int | None:
@@ -334,14 +288,13 @@ class SequenceState:
 
     def rollout(self, finish: Finish, clock: int) -> Rollout:
         """Returns the settled tokens as a Rollout that ended at `clock`."""
-        settled = {name: self.column(name) for name in _SETTLED}
         return Rollout(
             id=self.request.rollout_id,
             prompt=self.request.prompt,
             finish=finish,
             start_clock=max(self.start_clock, 0),
             finish_clock=clock,
-            **{_OUTSIDE.get(name, name): values for name, values in settled.items()},
+            **{name: self.column(name) for name in PER_TOKEN},
         )
 
 
@@ -364,13 +317,13 @@ def to_request_state(request: Request) -> dict:
 def from_request_state(state: Mapping, prompts: Mapping[str, Prompt]) -> Request:
     """Returns the request of a saved state. Other entries of the state are not read."""
     id = RolloutId(*state["id"])
-    law: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in state["sampling"].items()}
+    sampling: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in state["sampling"].items()}
     return Request(
         rollout_id=id,
         prompt=prompts[id.prompt_id],
         seed=state["seed"],
         max_tokens=state["max_tokens"],
-        sampling=Sampling(**law),
+        sampling=Sampling(**sampling),
         replica=state["replica"],
     )
 
@@ -384,7 +337,7 @@ def to_state(sequence: SequenceState) -> dict:
         **to_request_state(sequence.request),
         "age": sequence.age,
         "start_clock": sequence.start_clock,
-        **{_OUTSIDE.get(name, name): sequence.column(name) for name in _SETTLED},
+        **{saved_name(name): sequence.column(name) for name in PER_TOKEN},
         "guesses": np.array(sequence.candidates, np.int32),
     }
 
@@ -396,7 +349,7 @@ def from_state(state: Mapping, prompts: Mapping[str, Prompt]) -> SequenceState:
         age=state["age"],
         start_clock=state["start_clock"],
         candidates=state["guesses"].tolist(),
-        **{name: state[key] for name in _SETTLED if (key := _OUTSIDE.get(name, name)) in state},
+        **{name: state[key] for name in PER_TOKEN if (key := saved_name(name)) in state},
     )
 
 
@@ -418,7 +371,7 @@ def begin(request: Request, age: int) -> SequenceState:
         raise ValueError(f"request {request.rollout_id}: its prefix belongs to prompt {prefix.prompt.id!r}")
     verified = request.prefix_mode == "verify"
     stays = min(last_turn(prefix.sampled), request.max_tokens) if verified else request.max_tokens
-    settled = {name: getattr(prefix, _OUTSIDE.get(name, name))[:stays] for name in _SETTLED}
+    settled = {name: getattr(prefix, name)[:stays] for name in PER_TOKEN}
     candidates = prefix.tokens[stays : request.max_tokens].tolist()
     start_clock = prefix.start_clock if stays else -1
     return SequenceState(request=bare, age=age, start_clock=start_clock, candidates=candidates, **settled)

@@ -19,7 +19,7 @@ from jaxrl_post.engine.host import packing
 from jaxrl_post.engine.host import wire as c
 from jaxrl_post.engine.host.replica import Replica
 from jaxrl_post.engine.host.sequence import NEVER, SequenceState
-from jaxrl_post.types import PURPOSES
+from jaxrl_post.ring.types import PURPOSES
 
 _FREE = 1 << 62  # the age of a free slot, behind those of all sequences
 _TOKEN, _LOGPROB, _ENTROPY, _STAMP, _ARGMAX, _VERSION = range(6)  # words of a stored token
@@ -52,7 +52,7 @@ class SlotTable:
       placed: whether the sequence has a place in the drafter's tables.
     """
 
-    def __init__(self, sizes: c.Sizes):
+    def __init__(self, sizes: c.EngineSettings):
         shape = (sizes.replicas, sizes.slots)
         self._sizes, self._blank = sizes, packing.blank(sizes)
         self.packed = self._blank.copy()
@@ -63,11 +63,6 @@ class SlotTable:
         # Memory that no token was written to yet costs nothing. `store` writes up to `emit` words behind the last token.
         self._words = np.zeros((*shape, sizes.max_length + sizes.emit, 6), np.int32)
         self._late: _Late | None = None
-        self._counts = {
-            "num_tokens": self.packed[..., c.NUM_TOKENS],
-            "num_computed": self.packed[..., c.NUM_COMPUTED],
-            "seen": self._seen,
-        }
 
     # ---- sequences
 
@@ -80,7 +75,7 @@ class SlotTable:
         self._stops[at] = bool(one.request.sampling.stop_strings)
         self._age[at], self._oldest[at] = one.age, one.oldest
         self._shared[at], self._seen[at], self._stored[at], self._begun[at] = one.shared, one.seen, 0, -1
-        one.enter(self)
+        one.enter(self, self.packed[at], self._seen[at[0], at[1] : at[1] + 1])
 
     def leave(self, one: SequenceState) -> None:
         """Gives the state back to a sequence that is about to lose its slot."""
@@ -89,28 +84,15 @@ class SlotTable:
         self.packed[at] = self._blank[at]
         self._age[at], self.placed[at] = _FREE, False
 
-    # ---- a sequence's home (host/sequence.py)
-
-    def count(self, sequence: SequenceState, at: str) -> int:
-        """Returns a number of the slot."""
-        return int(self._counts[at][sequence.request.replica, sequence.slot])
-
-    def set_count(self, sequence: SequenceState, at: str, value: int) -> None:
-        """Sets a number of the slot."""
-        self._counts[at][sequence.request.replica, sequence.slot] = value
+    def map(self, one: SequenceState) -> None:
+        row = self.packed[one.request.replica, one.slot]
+        row[c.TABLE : c.TABLE + len(one.pages)] = one.pages
+        row[c.MAPPED] = len(one.pages) * self._sizes.page_size
 
     def oldest(self, sequence: SequenceState) -> int:
-        """Returns the oldest version of any token."""
         return int(self._oldest[sequence.request.replica, sequence.slot])
 
-    def map(self, sequence: SequenceState, ids: Sequence[int]) -> None:
-        """Writes the pages behind those of the sequence into its row."""
-        row, begin = self.packed[sequence.request.replica, sequence.slot], c.TABLE + len(sequence.pages)
-        row[begin : begin + len(ids)] = ids
-        row[c.MAPPED] += len(ids) * self._sizes.page
-
     def last_token(self, sequence: SequenceState) -> int:
-        """Returns the last token that was settled in the slot."""
         at = sequence.request.replica, sequence.slot
         late = self._late
         if late is not None and late.new[at]:
@@ -118,7 +100,6 @@ class SlotTable:
         return int(self._words[(*at, self._stored[at] - 1, _TOKEN)])
 
     def column(self, sequence: SequenceState, name: str) -> np.ndarray:
-        """Returns what was settled in the slot."""
         at = sequence.request.replica, sequence.slot
         self._store_one(at)
         return self._column(at, name)
@@ -132,7 +113,6 @@ class SlotTable:
         return out
 
     def _column(self, at: tuple[int, int], name: str) -> np.ndarray:
-        """Returns what is stored of a slot."""
         words = self._words[at][: self._stored[at]]
         if name == "sampled":
             return np.ones(len(words), bool)
@@ -169,7 +149,7 @@ class SlotTable:
     def short_of_pages(self, live: np.ndarray, growth: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns (replica, slot, number of pages) of the slots that lack pages for `growth` more positions, by replica
         and age."""
-        packed, page = self.packed, self._sizes.page
+        packed, page = self.packed, self._sizes.page_size
         positions = np.minimum(packed[..., c.NUM_TOKENS] + growth, packed[..., c.LIMIT] - 1)
         lacking = np.where(live, -(-positions // page) - packed[..., c.MAPPED] // page, 0)
         replicas, slots = np.nonzero(lacking > 0)
@@ -179,11 +159,11 @@ class SlotTable:
 
     def map_all(self, replicas: np.ndarray, slots: np.ndarray, counts: np.ndarray, ids: Sequence[int]) -> None:
         """Writes pages into the rows of several slots: as many of `ids` to each as `counts` says, in order."""
-        begin = c.TABLE + self.packed[replicas, slots, c.MAPPED] // self._sizes.page
+        begin = c.TABLE + self.packed[replicas, slots, c.MAPPED] // self._sizes.page_size
         within = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
         rows = np.repeat(replicas, counts), np.repeat(slots, counts)
         self.packed[(*rows, np.repeat(begin, counts) + within)] = ids
-        self.packed[replicas, slots, c.MAPPED] += counts * self._sizes.page
+        self.packed[replicas, slots, c.MAPPED] += counts * self._sizes.page_size
 
     def settle(
         self, live: np.ndarray, out: np.ndarray, clock: int, version: int, drafts: bool
@@ -213,11 +193,6 @@ class SlotTable:
         found = np.lexsort((self._age[replicas, slots], replicas))
         return [(d, s, n) for d, s, n in zip(*(x[found].tolist() for x in (replicas, slots, before[replicas, slots])))]
 
-    def resize(self, one: SequenceState) -> None:
-        """Writes the length of a sequence's candidates into its row."""
-        row = self.packed[one.request.replica, one.slot]
-        row[c.CANDIDATE_END] = row[c.NUM_TOKENS] + one.num_candidates
-
     # ---- new tokens
 
     def store(self) -> None:
@@ -239,7 +214,6 @@ class SlotTable:
         self._stored += late.new
 
     def _store_one(self, at: tuple[int, int]) -> None:
-        """Stores the new tokens of one slot."""
         late = self._late
         if late is None or not late.new[at]:
             return

@@ -30,14 +30,12 @@ _NAMES = {"keep": "num_kept", "recompute": "num_recomputed", "verify": "num_veri
 
 @dataclass
 class Accounts:
-    """Counts since the last reset.
+    """Counts since the last reset."""
 
-    Rows `computed` in all, and computed `again` because of swaps. Candidates that were `checked`, and that `agreed`."""
-
-    computed: int = 0
-    again: int = 0
-    agreed: int = 0
-    checked: int = 0
+    computed: int = 0  # rows in all
+    again: int = 0  # rows computed again because of swaps
+    agreed: int = 0  # candidates that were confirmed
+    checked: int = 0  # candidates that were checked
 
 
 class SwapPolicy:
@@ -49,7 +47,6 @@ class SwapPolicy:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all counts."""
         self._state = Accounts()
         self._counts: Counter[str] = Counter()
 
@@ -96,7 +93,6 @@ class SwapPolicy:
         self._state.checked += min(agreed + 1, seen)
 
     def used(self, rows: int) -> None:
-        """Counts the rows that a dispatch computed."""
         self._state.computed += rows
         self._counts["computed"] += rows
 
@@ -113,10 +109,8 @@ class SwapPolicy:
         )
 
     def state_dict(self) -> dict:
-        """Returns all counts, for a checkpoint."""
         return asdict(self._state) | {"counts": dict(self._counts)}
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Restores the counts of `state_dict`."""
         self._state = Accounts(**{field.name: state[field.name] for field in fields(Accounts)})
         self._counts = Counter(state["counts"])

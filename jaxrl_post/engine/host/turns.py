@@ -1,12 +1,12 @@
-"""Conversations in an engine: a rollout of several turns, between which an environment speaks.
+"""Engines around another one: with conversations of several turns, and with a judge in the free slots.
 
-The engine ends a rollout at the end of a turn, and its slot is free. A fixed number of engine steps later the observed
-tokens are joined, and the rollout enters again as its own prefix. If nothing else can run, it enters at once. The ring
-waits here for an environment that is late.
+Between the turns of a rollout an environment speaks. The engine ends a rollout at the end of a turn, and its slot is free. A
+fixed number of engine steps later the observed tokens are joined, and the rollout enters again as its own prefix. If nothing
+else can run, it enters at once. The ring waits here for an environment that is late.
 
 Invariant: when a turn is joined depends on counts alone, so a late environment never changes an order. Sampled tokens stay
 as they are. The noise of a token follows from its position in the whole conversation. So a conversation is a function of
-weights, prompt, seed and environment. Without an environment a run uses the engine itself.
+weights, prompt, seed and environment. Without environment and judge a run uses the engine itself.
 """
 
 from __future__ import annotations
@@ -14,15 +14,58 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from jaxrl_post.engine.host.around import AroundEngine
 from jaxrl_post.engine.host.sequence import from_request_state, to_request_state
-from jaxrl_post.protocols import Engine, Environments
-from jaxrl_post.types import PER_TOKEN, Finish, Prompt, Request, Rollout, RolloutId
+from jaxrl_post.ring.protocols import Engine, Environments, Judge
+from jaxrl_post.ring.types import PER_TOKEN, Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
 
 _ENDS = (Finish.EOS, Finish.STOP)
+
+
+class AroundEngine:
+    """A protocols.Engine around another one, to which it hands every call that a subclass does not answer."""
+
+    _engine: Any  # an Engine, and where a subclass knows more, that
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._engine.capacity
+
+    @property
+    def clock(self) -> int:
+        return self._engine.clock
+
+    @property
+    def version(self) -> int:
+        return self._engine.version
+
+    @property
+    def pending(self) -> int:
+        return self._engine.pending
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._engine.submit(requests)
+
+    def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
+        return self._engine.park(ids)
+
+    def step(self) -> list[Rollout]:
+        return self._engine.step()
+
+    def swap(self, params: Any, version: int) -> None:
+        self._engine.swap(params, version)
+
+    def relayout(self, layout: Layout) -> None:
+        self._engine.relayout(layout)
+
+    def state_dict(self) -> Mapping:
+        return self._engine.state_dict()
+
+    def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
+        self._engine.load_state_dict(state, prompts)
 
 
 class Turns(AroundEngine):
@@ -57,11 +100,7 @@ class Turns(AroundEngine):
         return "eval" if self._purposes["eval"] else "train"
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queues requests in this order; see protocols.Engine. A prefix that ends a turn waits for its environment.
-
-        Raises:
-          ValueError: a request can never fit, or its conversation is in the engine already. Then nothing is queued.
-        """
+        """A prefix that ends a turn waits for its environment."""
         again = [request.rollout_id for request in requests if request.rollout_id in self._waiting]
         if again:
             raise ValueError(f"request {again[0]} is already in the engine")
@@ -78,7 +117,6 @@ class Turns(AroundEngine):
                 self._former[id] = prefix
 
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
-        """Takes conversations out, also those between two turns; see protocols.Engine."""
         ids = list(ids)
         between = [replace(self._waiting.pop(id)[1], finish=Finish.PARKED) for id in ids if id in self._waiting]
         parked = sorted([*self._engine.park(ids), *between], key=lambda rollout: rollout.id)
@@ -106,8 +144,8 @@ class Turns(AroundEngine):
         """Returns every conversation as plain values and arrays, without what the engine itself holds."""
         return {
             "requests": [to_request_state(request) for request in self._requests.values()],
-            "waiting": [[due, _written(rollout)] for due, rollout in self._waiting.values()],
-            "former": [_written(rollout) for rollout in self._former.values()],
+            "waiting": [[due, rollout.state()] for due, rollout in self._waiting.values()],
+            "former": [rollout.state() for rollout in self._former.values()],
         }
 
     def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
@@ -115,18 +153,20 @@ class Turns(AroundEngine):
         requests = [from_request_state(one, prompts) for one in state["requests"]]
         self._requests = {request.rollout_id: request for request in requests}
         self._purposes = Counter(request.purpose for request in requests)
-        former = [_revived(one, prompts) for one in state["former"]]
-        self._former = {rollout.id: rollout for rollout in former}
+
+        def restored(one: Mapping) -> Rollout:
+            return Rollout.restored(one, prompts[RolloutId(*one["id"]).prompt_id])
+
+        self._former = {rollout.id: rollout for rollout in map(restored, state["former"])}
         self._waiting = {}
         for due, one in state["waiting"]:
-            rollout = _revived(one, prompts)
+            rollout = restored(one)
             self._waiting[rollout.id] = due, rollout
             self._environments.start(rollout)
 
     # ---- turns
 
     def _wait(self, rollout: Rollout, clock: int) -> None:
-        """Hands a turn that ended at `clock` to the environment."""
         self._waiting[rollout.id] = clock + self._delay, rollout
         self._environments.start(rollout)
 
@@ -163,8 +203,8 @@ class Turns(AroundEngine):
 
     def _ended(self, rollout: Rollout, cut: bool) -> Rollout:
         """Returns a conversation that ends with its last turn. `cut`: that was cut, or what follows would not fit."""
-        law = self._requests[rollout.id].sampling
-        finish = Finish.LENGTH if cut else Finish.EOS if int(rollout.tokens[-1]) in law.eos_ids else Finish.STOP
+        sampling = self._requests[rollout.id].sampling
+        finish = Finish.LENGTH if cut else Finish.EOS if int(rollout.tokens[-1]) in sampling.eos_ids else Finish.STOP
         self._forget(rollout.id)
         return replace(rollout, finish=finish, finish_clock=self._now(rollout))
 
@@ -184,7 +224,6 @@ class Turns(AroundEngine):
         return replace(request, prefix=rollout, prefix_mode=mode, replica=replica)
 
     def _forget(self, id: RolloutId) -> None:
-        """Drops what is known of a conversation that leaves."""
         if self._requests.pop(id, None) is not None:
             self._purposes[id.purpose] -= 1
         self._former.pop(id, None)
@@ -196,11 +235,11 @@ def _order(waiting: tuple[int, Rollout]) -> tuple[int, RolloutId]:
 
 def _ends_turn(request: Request) -> bool:
     """Returns whether the prefix is kept and ends with the end of a turn."""
-    prefix, law = request.prefix, request.sampling
+    prefix, sampling = request.prefix, request.sampling
     if prefix is None or request.prefix_mode != "recompute" or not len(prefix) or not prefix.sampled[-1]:
         return False
     ended = prefix.finish is Finish.TURN or len(prefix) >= request.max_tokens
-    return ended or int(prefix.tokens[-1]) in law.eos_ids + law.stop_ids
+    return ended or int(prefix.tokens[-1]) in sampling.eos_ids + sampling.stop_ids
 
 
 def _first(request: Request) -> Request:
@@ -213,18 +252,19 @@ def _first(request: Request) -> Request:
     return replace(request, prefix=replace(prefix, **cut))
 
 
-def _written(rollout: Rollout) -> dict:
-    """Returns a rollout as plain values and arrays."""
-    return {
-        "id": list(rollout.id),
-        "finish": rollout.finish.value,
-        "start_clock": rollout.start_clock,
-        "finish_clock": rollout.finish_clock,
-        **{name: getattr(rollout, name) for name in PER_TOKEN},
-    }
+class Judging(AroundEngine):
+    """A protocols.Engine over another one, beside which a judge works: its questions run in slots that the policy leaves free.
 
+    After each dispatch of the policy the judge may make one of its own, on the same devices. Whether it does depends on free
+    slots and waiting questions alone, never on time. Neither engine reads the other's state, so a rollout and a verdict are
+    what they would be apart. Slots, clock, weights and saved state are the policy's. Open questions are asked again after a resume.
+    """
 
-def _revived(state: Mapping, prompts: Mapping[str, Prompt]) -> Rollout:
-    """Returns the rollout that `_written` described."""
-    id = RolloutId(*state["id"])
-    return Rollout(**dict(state) | {"id": id, "prompt": prompts[id.prompt_id], "finish": Finish(state["finish"])})
+    def __init__(self, engine: Engine, judge: Judge):
+        self._engine, self._judge = engine, judge
+
+    def step(self) -> list[Rollout]:
+        """Runs one dispatch of the policy, then lets the judge work in the slots that are free."""
+        finished = self._engine.step()
+        self._judge.work(sum(self._engine.capacity.slots))
+        return finished

@@ -6,12 +6,13 @@ read the same columns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_post.types import MOST_ENDS
+from jaxrl_post.ring.types import MOST_ENDS
 
 # Columns of `place`, the drafter's table for a slot. OFFSET, SIZE: the table of the slot's prompt (size 0: none).
 # ALL_OFFSET, ALL_SIZE: the table over all prompts. ROW: row of the live table; rollouts of one prompt share a row.
@@ -36,64 +37,46 @@ UPLOAD = 1024  # entries of a drafter's tables in a small upload
 BULK = 64 * UPLOAD  # entries in a large upload
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes that a row device is compiled for, per replica.
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """What a row engine is compiled for; all sizes are per replica.
 
-    `emit`: most tokens that one slot may get in one dispatch. `restricted`: whether rows may have top-k and top-p.
-    `prompt_rows`: rows of a pass of the wide prompt program; 0: the row program computes prompts. `shards`: the devices
-    that the vocabulary is split over (kernels.verify.Shards), or None for one device. `scoring`: whether candidates stand
-    for samples, which gives the log-probs of a text."""
+    `max_length`: positions of a slot. `pages`: pages of `page_size` positions. `row_sizes`: rows of a step that are
+    compiled. `head_rows`: rows that can sample. `refill_slots`: finished slots that end a dispatch while requests wait.
+    `restricted`: whether requests may have top-k and top-p. `dtype`: of activations and KV cache. `prompt_rows`: rows
+    of a pass of the wide prompt program; 0: the row program computes prompts. `scoring`: a request's prefix is not
+    verified but scored: all of its tokens stay, with the log-probs of these weights. `shards`: the devices that the
+    vocabulary is split over (kernels.verify.Shards), or None for one device."""
 
-    replicas: int
+    replicas: int = 1
     slots: int
     max_length: int
-    page: int
+    page_size: int
     pages: int
-    heads: int
-    steps: int
-    emit: int
-    inserts: int
-    restricted: bool
+    row_sizes: Sequence[int]
+    head_rows: int
+    steps_per_dispatch: int
+    refill_slots: int = 1
+    restricted: bool = False
+    dtype: Any = np.float32
     prompt_rows: int = 0
-    shards: Any = None
     scoring: bool = False
+    shards: Any = None
 
-    @classmethod
-    def of(
-        cls,
-        replicas: int,
-        *,
-        slots: int,
-        max_length: int,
-        page_size: int,
-        pages: int,
-        head_rows: int,
-        steps_per_dispatch: int,
-        restricted: bool = False,
-        prompt_rows: int = 0,
-        scoring: bool = False,
-    ) -> Sizes:
-        """Builds the sizes from an engine's settings."""
-        return cls(
-            replicas=replicas,
-            slots=slots,
-            max_length=max_length,
-            page=page_size,
-            pages=pages,
-            heads=head_rows,
-            steps=steps_per_dispatch,
-            emit=min(max_length, max(4 * steps_per_dispatch, 16)),
-            inserts=min(slots, 16),
-            restricted=restricted,
-            prompt_rows=prompt_rows,
-            scoring=scoring,
-        )
+    @property
+    def emit(self) -> int:
+        """Returns the most tokens that one slot may get in one dispatch."""
+        return min(self.max_length, max(4 * self.steps_per_dispatch, 16))
+
+    @property
+    def inserts(self) -> int:
+        """Returns the texts that enter slots of a replica at once."""
+        return min(self.slots, 16)
 
     @property
     def blocks(self) -> int:
         """Returns the length of a slot's page table."""
-        return -(-self.max_length // self.page)
+        return -(-self.max_length // self.page_size)
 
     def head_tile(self, rows: int) -> int:
         """Returns the number of head rows in a tile. A step computes logits and draws tokens one tile at a time.
@@ -107,7 +90,7 @@ class Sizes:
     def head_places(self, rows: int) -> int:
         """Returns the number of rows that may sample in a step of `rows` rows, in whole tiles."""
         tile = self.head_tile(rows)
-        return -(-min(self.heads, rows) // tile) * tile
+        return -(-min(self.head_rows, rows) // tile) * tile
 
 
 class DispatchResult(NamedTuple):
@@ -144,7 +127,7 @@ class Entry(NamedTuple):
     seen: Any
 
     @classmethod
-    def blank(cls, sizes: Sizes, watched: int) -> Entry:
+    def blank(cls, sizes: EngineSettings, watched: int) -> Entry:
         """Returns an entry that changes nothing, with argmax tokens of `watched` positions. `joined` does not copy it."""
         shape = (sizes.replicas, sizes.inserts, len(_NUMBERS) + sizes.max_length + watched)
         entry = cls.parted(np.zeros(shape, np.int32), sizes.max_length)

@@ -45,7 +45,6 @@ class Estimates:
         return ((right + self._priors * self._strength) / (seen + self._strength)).astype(np.float32)
 
     def state_dict(self) -> dict:
-        """Returns the counts, for a checkpoint."""
         return {"counts": self._counts.copy()}
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -98,10 +97,8 @@ class Value:
         """Returns the expected right drafts a step among `rows` drafts, the most promising ones offered to `running`
         slots. It is 0 where they do not pay whatever a table says: below LEAST_GAIN for each slot, or LEAST_RATE for
         each draft."""
-        ranked, taken = (
-            [(chance, offered * running) for chance, offered in self._ranked],
-            min(self.offered * running, rows),
-        )
+        ranked = [(chance, offered * running) for chance, offered in self._ranked]
+        taken = min(self.offered * running, rows)
         right = self._hoped(ranked, rows) * self.calibration
         return right if right >= max(LEAST_GAIN * min(running, rows), LEAST_RATE * taken) else 0.0
 
@@ -139,7 +136,6 @@ class Value:
         self._quiet = 0
 
     def quiet(self, steps: int) -> None:
-        """Counts steps without drafts."""
         self._quiet += steps
 
     def due(self, apart: int) -> bool:
@@ -147,7 +143,6 @@ class Value:
         return self._quiet >= max(self._wait, apart)
 
     def state_dict(self) -> dict:
-        """Returns all counts, for a checkpoint."""
         return {
             "offers": self._offers.copy(),
             "steps": self._steps,
@@ -159,7 +154,6 @@ class Value:
         }
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Restores the counts of a checkpoint."""
         self._offers, self._steps = np.array(state["offers"], np.float64), float(state["steps"])
         self.clone_gain, self._quiet, self._wait = float(state["clone_gain"]), int(state["quiet"]), int(state["wait"])
         self._right, self._expected = float(state.get("right", 0.0)), float(state.get("expected", 0.0))

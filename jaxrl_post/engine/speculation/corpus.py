@@ -18,15 +18,17 @@ from jaxtyping import UInt32
 
 from jaxrl_post.engine.speculation import ngrams, suffix_array
 from jaxrl_post.engine.speculation.ngrams import Texts
-from jaxrl_post.history import Past
-from jaxrl_post.types import Prompt
+from jaxrl_post.ring.history import Past
+from jaxrl_post.ring.types import Prompt
 
 
 def grams(pasts: Sequence[Past], prompt: Prompt) -> UInt32[np.ndarray, " size"]:
     """Returns the n-gram table uint32[size] over all remembered epochs of a prompt.
 
     `pasts`: epochs, newest first. The table has 3 entries a token; its size is 0 without a past."""
-    return ngrams.build([ngrams.Texts(prompt.tokens, past.answers, past.texts_to_learn) for past in reversed(pasts)])
+    return ngrams.build(
+        [ngrams.Texts(prompt.tokens, past.token_lists, past.texts_to_learn) for past in reversed(pasts)]
+    )
 
 
 def sorted_suffixes(pasts: Sequence[Past], prompt: Prompt, *, by_reward: bool) -> suffix_array.Suffixes:
@@ -38,7 +40,7 @@ def sorted_suffixes(pasts: Sequence[Past], prompt: Prompt, *, by_reward: bool) -
         return suffix_array.build([], prompt.tokens)
     last = pasts[0]
     weights = suffix_array.priorities(last.rewards, last.scored) if by_reward else None
-    return suffix_array.build(last.answers, prompt.tokens, weights)
+    return suffix_array.build(last.token_lists, prompt.tokens, weights)
 
 
 SHARE = 8  # a rebuild takes place after one new token for every 8 in the table
@@ -76,7 +78,6 @@ class Corpus:
 
     @property
     def entries(self) -> np.ndarray:
-        """Returns the table, uint32[size]."""
         if self._entries is None:
             self._entries = ngrams.build_all(self._window, self.size)
         return self._entries
@@ -87,11 +88,11 @@ class Corpus:
         The texts are concatenated: of each group the prompt's end, the rollouts and their argmax tokens. Their lengths,
         the numbers of texts of each kind, and the number of groups in the table are saved too."""
         groups = [*self._window, *self._new]
-        texts = [text for g in groups for text in (g.end, *g.answers, *(g.argmax_tokens or ()))]
+        texts = [text for g in groups for text in (g.end, *g.rollouts, *(g.argmax_tokens or ()))]
         return {
             "tokens": np.concatenate([np.zeros(0, np.int32), *texts]).astype(np.int32),
             "lengths": np.array([len(text) for text in texts], np.int64),
-            "answers": np.array([len(g.answers) for g in groups], np.int64),
+            "answers": np.array([len(g.rollouts) for g in groups], np.int64),
             "favourites": np.array([len(g.argmax_tokens or ()) for g in groups], np.int64),
             "built": len(self._window),
             "version": self.version,
@@ -101,8 +102,10 @@ class Corpus:
         """Restores the texts of a checkpoint; the table is built again."""
         texts = iter(np.split(np.array(state["tokens"], np.int32), np.cumsum(state["lengths"])[:-1]))
         groups = [
-            Texts(next(texts), list(itertools.islice(texts, answers)), list(itertools.islice(texts, likeliest)) or None)
-            for answers, likeliest in zip(state["answers"].tolist(), state["favourites"].tolist())
+            Texts(
+                next(texts), list(itertools.islice(texts, rollouts)), list(itertools.islice(texts, likeliest)) or None
+            )
+            for rollouts, likeliest in zip(state["answers"].tolist(), state["favourites"].tolist())
         ]
         self._window, self._new = deque(groups[: state["built"]]), groups[state["built"] :]
         self._held, self._waiting = (sum(texts.size for texts in some) for some in (self._window, self._new))

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_post.engine.host.wire import ALL_OFFSET, ALL_SIZE, OFFSET, PLACE, ROW, SIZE  # noqa: F401  columns of `place`
-from jaxrl_post.history import Past
-from jaxrl_post.types import Prompt
+from jaxrl_post.engine.host.wire import Entry
+from jaxrl_post.ring.history import Past
+from jaxrl_post.ring.types import Prompt
 
 
 class Drafts(NamedTuple):
@@ -35,89 +35,92 @@ class Drafts(NamedTuple):
     chosen: Array
 
 
-class Drafter(Protocol):
-    """A frozen object with static settings. It keeps arrays of two kinds, both pytrees.
+class Context(NamedTuple):
+    """What every slot continues: its first `num_tokens` tokens.
+
+    `place` locates the slot's tables (host/wire.py). `branch` b asks for the b-th best first token; clones use it."""
+
+    tokens: Int[Array, "S T"]
+    num_tokens: Int[Array, " S"]
+    place: Int[Array, "S places"]
+    branch: Int[Array, " S"]
+
+
+class Step(NamedTuple):
+    """A step that settled tokens[s, before[s]:after[s]], at most W + 1 of them.
+
+    `place`: as in Context. `given`: draft rows of each slot. Slots outside the mask `running` are ignored."""
+
+    place: Int[Array, "S places"]
+    tokens: Int[Array, "S T"]
+    argmax_tokens: Int[Array, "S T"]
+    before: Int[Array, " S"]
+    after: Int[Array, " S"]
+    given: Int[Array, " S"]
+    running: Bool[Array, " S"]
+
+
+class Counts(NamedTuple):
+    """The memory of a drafter that only counts."""
+
+    counts: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafter:
+    """A frozen object with static settings, and by default one that never drafts. It keeps arrays of two kinds, both pytrees.
 
     `tables` are constant during a dispatch: flat arrays of `entries` entries, then `rates` f32[C]. `memory` passes
     from step to step; `memory.counts` int32[2, C] counts judged and right drafts of each class.
 
     A drafter learns argmax tokens: at each position the likeliest token by the model, or the sampled token where the
     likeliest is not at hand.
+
+    - `width`: W, the most drafts a slot gets. 0: it never drafts.
+    - `entries`: length of the flat arrays in the tables. 0: no such arrays.
+    - `watches`: whether the engine must keep the argmax token at each position.
     """
 
+    width: int = 0
+    entries: int = 0
+    watches: bool = False
+
     @property
-    def width(self) -> int:
-        """Returns W, the most drafts a slot gets; 0: the drafter never drafts."""
+    def priors(self) -> Float[np.ndarray, " C"]:
+        """Returns the acceptance rate of each class of drafts before any count."""
+        return np.zeros(0, np.float32)
 
     @property
     def classes(self) -> int:
         """Returns C, the number of classes of drafts. Acceptance is counted for each class."""
-
-    @property
-    def entries(self) -> int:
-        """Returns the length of the flat arrays in the tables; 0: no such arrays."""
-
-    @property
-    def watches(self) -> bool:
-        """Returns whether the engine must keep the argmax token at each position."""
-
-    @property
-    def priors(self) -> Float[np.ndarray, " C"]:
-        """Returns the acceptance rate of each class before any count."""
+        return self.priors.size
 
     def empty(self, slots: int) -> tuple[Any, Any]:
         """Returns tables and memory without content, for `slots` slots."""
+        return (), Counts(jnp.zeros((2, 0), jnp.int32))
 
-    def enter(
-        self,
-        memory: Any,
-        slot: Int[Array, " I"],
-        row: Int[Array, " I"],
-        fresh: Int[Array, " I"],
-        seen: Int[Array, " I"],
-        tokens: Int[Array, "I T"],
-        argmax_tokens: Int[Array, "I T"],
-        num_tokens: Int[Array, " I"],
-    ) -> Any:
+    def enter(self, memory: Any, entry: Entry) -> Any:
         """Returns the memory after I texts entered slots. State per slot starts again; a slot >= S is ignored.
 
         Where `fresh`, the text's row of the live table is emptied and learns tokens[:num_tokens]. Elsewhere the row
         learns tokens[seen:num_tokens]."""
+        return memory
 
     def index(self, past: Sequence[Past], prompt: Prompt) -> tuple[np.ndarray, ...]:
         """Returns flat host arrays of a prompt's tables, of one length, from its past epochs, newest first.
 
         Returns an empty tuple where the drafter has no table for a prompt."""
+        return ()
 
-    def propose(
-        self,
-        tables: Any,
-        memory: Any,
-        tokens: Int[Array, "S T"],
-        num_tokens: Int[Array, " S"],
-        place: Int[Array, "S places"],
-        branch: Int[Array, " S"],
-    ) -> Drafts:
-        """Returns drafts for the positions from `num_tokens` on.
+    def propose(self, tables: Any, memory: Any, context: Context) -> Drafts:
+        """Returns drafts for the positions from `num_tokens` on."""
+        none = jnp.zeros((context.tokens.shape[0], 0), jnp.int32)
+        zero = jnp.zeros(context.tokens.shape[0], jnp.int32)
+        return Drafts(none, zero, none.astype(jnp.float32), none, none, zero - 1)
 
-        `place` locates each slot's tables (host/wire.py). `branch` b asks for the b-th best first token; clones use it.
-        """
-
-    def observe(
-        self,
-        memory: Any,
-        drafts: Drafts,
-        place: Int[Array, "S places"],
-        tokens: Int[Array, "S T"],
-        argmax_tokens: Int[Array, "S T"],
-        before: Int[Array, " S"],
-        after: Int[Array, " S"],
-        given: Int[Array, " S"],
-        running: Bool[Array, " S"],
-    ) -> Any:
-        """Returns the memory after a step that settled tokens[s, before[s]:after[s]], at most W + 1 of them.
-
-        `given`: draft rows of each slot. Slots outside the mask `running` are ignored."""
+    def observe(self, memory: Any, drafts: Drafts, step: Step) -> Any:
+        """Returns the memory after a step."""
+        return memory
 
 
 def nth_distinct(
@@ -146,22 +149,16 @@ def best(tokens: Int[Array, "S K"], rates: Float[Array, "S K"]) -> tuple[Int[Arr
     return token, jnp.where(token >= 0, column, 0)
 
 
-def tally(
-    counts: Int[Array, "2 C"],
-    drafts: Drafts,
-    tokens: Int[Array, "S T"],
-    before: Int[Array, " S"],
-    after: Int[Array, " S"],
-    running: Bool[Array, " S"],
-) -> Int[Array, "2 C"]:
+def tally(counts: Int[Array, "2 C"], drafts: Drafts, step: Step) -> Int[Array, "2 C"]:
     """Returns the counts after a step. Only the first position is judged.
 
     The first half of the classes judges every candidate, chosen or not: rates to choose by. The second half judges only
     the chosen candidate. A class is chosen where no better class was found, so its rate there is lower than overall."""
     columns, half = drafts.seen.shape[1], counts.shape[1] // 2
     levels = half // columns
-    settled = jnp.take_along_axis(tokens, jnp.clip(before, 0, tokens.shape[1] - 1)[:, None], axis=1)
-    stepped = (running & (after > before))[:, None]
+    first = jnp.clip(step.before, 0, step.tokens.shape[1] - 1)
+    settled = jnp.take_along_axis(step.tokens, first[:, None], axis=1)
+    stepped = (step.running & (step.after > step.before))[:, None]
     level = drafts.kinds - levels * jnp.arange(columns, dtype=jnp.int32)
     judged = ((drafts.seen >= 0) & stepped)[..., None] & (level[..., None] == jnp.arange(levels))
     right = judged & (drafts.seen == settled)[..., None]
@@ -172,45 +169,3 @@ def tally(
         for a, b in ((judged, chosen), (right, hit))
     ]
     return counts + jnp.stack(each)
-
-
-class Counts(NamedTuple):
-    """The memory of a drafter that only counts."""
-
-    counts: Array
-
-
-@dataclass(frozen=True)
-class Off:
-    """A Drafter that never drafts."""
-
-    width: int = 0
-    classes: int = 0
-    entries: int = 0
-    watches: bool = False
-
-    @property
-    def priors(self) -> Float[np.ndarray, " C"]:
-        """Returns no rates."""
-        return np.zeros(0, np.float32)
-
-    def empty(self, slots: int) -> tuple[tuple, Counts]:
-        """Returns no tables, and counts of no class."""
-        return (), Counts(jnp.zeros((2, 0), jnp.int32))
-
-    def enter(self, memory, slot, row, fresh, seen, tokens, argmax_tokens, num_tokens) -> Counts:
-        """Returns the memory unchanged."""
-        return memory
-
-    def index(self, past, prompt) -> tuple:
-        """Returns no arrays."""
-        return ()
-
-    def propose(self, tables, memory, tokens, num_tokens, place, branch) -> Drafts:
-        """Returns drafts of width 0."""
-        none, zero = jnp.zeros((tokens.shape[0], 0), jnp.int32), jnp.zeros(tokens.shape[0], jnp.int32)
-        return Drafts(none, zero, none.astype(jnp.float32), none, none, zero - 1)
-
-    def observe(self, memory, drafts, place, tokens, argmax_tokens, before, after, given, running) -> Counts:
-        """Returns the memory unchanged."""
-        return memory

@@ -18,13 +18,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
+from jaxrl_post.engine.host.wire import ALL_OFFSET, ALL_SIZE, OFFSET, ROW, SIZE, Entry
 from jaxrl_post.engine.speculation import corpus, ngrams
-from jaxrl_post.engine.speculation import interface as rules
-from jaxrl_post.engine.speculation.interface import ALL_OFFSET, ALL_SIZE, OFFSET, ROW, SIZE, Drafts
-from jaxrl_post.history import Past
-from jaxrl_post.types import Prompt
+from jaxrl_post.engine.speculation.interface import Context, Drafter, Drafts, Step, best, nth_distinct, tally
+from jaxrl_post.ring.history import Past
+from jaxrl_post.ring.types import Prompt
 
 ORDERS, LEVELS = ngrams.ORDERS, ngrams.LEVELS
 CHUNK = 16  # tokens of a text that are learned at once when a sequence enters a slot
@@ -55,8 +55,8 @@ class _Look(NamedTuple):
     rate: Array
 
 
-@dataclass(frozen=True)
-class Backoff:
+@dataclass(frozen=True, kw_only=True)
+class Backoff(Drafter):
     """A Drafter with back-off from 6 tokens to 1.
 
     Column k of K = sources * orders is source k // 6 and order 6 - k % 6. Its classes are k * 4 + confidence; K * 4
@@ -64,8 +64,6 @@ class Backoff:
     entries of a row of the live table. `siblings`: rollouts of a prompt share a row; else each slot has its own row,
     and the column ROW is not read. `watches`: argmax tokens are learned, else the tokens themselves."""
 
-    width: int
-    entries: int
     live: int
     sources: tuple[str, ...] = ("live", "own", "all")
     siblings: bool = True
@@ -79,13 +77,8 @@ class Backoff:
             raise ValueError(f"drafter: {self.entries} entries for the tables of prompts, at least 1")
 
     @property
-    def classes(self) -> int:
-        """Returns the number of classes."""
-        return 2 * len(self.sources) * ORDERS * LEVELS
-
-    @property
     def priors(self) -> Float[np.ndarray, " C"]:
-        """Returns the prior rates: higher for a longer match and for more confidence."""
+        """Returns rates that are higher for a longer match and for more confidence."""
         order, level = np.arange(ORDERS, 0, -1)[:, None] / ORDERS, np.arange(LEVELS) / (LEVELS - 1)
         once = np.stack([_PRIORS[name] * (0.3 + 0.7 * order) * (0.4 + 1.2 * level) for name in self.sources]).reshape(
             -1
@@ -93,28 +86,16 @@ class Backoff:
         return np.concatenate([once, once]).astype(np.float32)
 
     def empty(self, slots: int) -> tuple[Tables, Memory]:
-        """Returns tables without entries, and `slots` empty live rows."""
         tables = Tables(jnp.zeros(max(self.entries, 1), jnp.uint32), jnp.asarray(self.priors))
         return tables, Memory(jnp.zeros(slots * self.live, jnp.uint32), jnp.zeros((2, self.classes), jnp.int32))
 
-    def enter(
-        self,
-        memory: Memory,
-        slot: Int[Array, " I"],
-        row: Int[Array, " I"],
-        fresh: Int[Array, " I"],
-        seen: Int[Array, " I"],
-        tokens: Int[Array, "I T"],
-        argmax_tokens: Int[Array, "I T"],
-        num_tokens: Int[Array, " I"],
-    ) -> Memory:
-        """Returns the memory after texts entered slots; see `interface.Drafter`."""
-        argmax_tokens = argmax_tokens if self.watches else tokens
+    def enter(self, memory: Memory, entry: Entry) -> Memory:
+        argmax_tokens = entry.argmax_tokens if self.watches else entry.tokens
         rows = memory.live.shape[0] // self.live
-        row, fresh = (row, fresh > 0) if self.siblings else (slot, slot >= 0)
-        row = jnp.where((slot < rows) & (fresh | (seen < num_tokens)), row, rows)
-        start = jnp.where(fresh, 0, seen)
-        stop = jnp.where(row < rows, num_tokens, start)
+        row, fresh = (entry.row, entry.fresh > 0) if self.siblings else (entry.slot, entry.slot >= 0)
+        row = jnp.where((entry.slot < rows) & (fresh | (entry.seen < entry.num_tokens)), row, rows)
+        start = jnp.where(fresh, 0, entry.seen)
+        stop = jnp.where(row < rows, entry.num_tokens, start)
 
         def more(carry):
             return jnp.any(carry[0] < stop)
@@ -123,32 +104,22 @@ class Backoff:
             start, live = carry
             anew = jnp.where(fresh & (start == 0), row, rows)  # inside the loop, which mostly runs for no text
             live = live.reshape(rows, self.live).at[anew].set(0, mode="drop").reshape(-1)
-            return start + CHUNK, self._learn(live, row, tokens, argmax_tokens, start, stop, CHUNK)
+            return start + CHUNK, self._learn(live, row, entry.tokens, argmax_tokens, start, stop, CHUNK)
 
         return memory._replace(live=jax.lax.while_loop(more, learn, (start, memory.live))[1])
 
     def index(self, past: Sequence[Past], prompt: Prompt) -> tuple[np.ndarray, ...]:
-        """Returns the prompt's table from its past rollouts, newest epoch first; nothing where no source reads one."""
-        if "own" not in self.sources:
-            return ()
-        return (corpus.grams(past, prompt),)
+        return (corpus.grams(past, prompt),) if "own" in self.sources else ()
 
-    def propose(
-        self,
-        tables: Tables,
-        memory: Memory,
-        tokens: Int[Array, "S T"],
-        num_tokens: Int[Array, " S"],
-        place: Int[Array, "S places"],
-        branch: Int[Array, " S"],
-    ) -> Drafts:
-        """Returns drafts; see `interface.Drafter`. A slot that does not run gets drafts without use."""
+    def propose(self, tables: Tables, memory: Memory, context: Context) -> Drafts:
+        """Returns drafts. A slot that does not run gets drafts without use."""
+        tokens, num_tokens, place, branch = context
         S, T = tokens.shape
         back = num_tokens[:, None] - 1 - jnp.arange(ORDERS)
         newest = jnp.take_along_axis(tokens, jnp.clip(back, 0, T - 1), axis=1)
         homes = self._homes(place, S)
         look = self._look(tables, memory, homes, newest, num_tokens)
-        token, column = rules.nth_distinct(look.token, look.rate, branch)
+        token, column = nth_distinct(look.token, look.rate, branch)
         token = jnp.where(num_tokens < T, token, -1)
         kind, worth = self._worth(tables, look, column)
         value = jnp.where(token >= 0, worth, 0)
@@ -157,8 +128,8 @@ class Backoff:
             newest, token, value = carry
             newest = jnp.concatenate([jnp.maximum(token, 0)[:, None], newest[:, :-1]], axis=1)
             found = self._look(tables, memory, homes, newest, num_tokens + number)
-            best, column = rules.best(found.token, found.rate)
-            token = jnp.where((token >= 0) & (num_tokens + number < T), best, -1)
+            likeliest, column = best(found.token, found.rate)
+            token = jnp.where((token >= 0) & (num_tokens + number < T), likeliest, -1)
             value = jnp.where(token >= 0, value * self._worth(tables, found, column)[1], 0)
             return (newest, token, value), (token, value)
 
@@ -178,24 +149,12 @@ class Backoff:
         kind = jnp.take_along_axis(look.kind, column[:, None], axis=1)[:, 0]
         return kind, tables.rates[kind + self.classes // 2]
 
-    def observe(
-        self,
-        memory: Memory,
-        drafts: Drafts,
-        place: Int[Array, "S places"],
-        tokens: Int[Array, "S T"],
-        argmax_tokens: Int[Array, "S T"],
-        before: Int[Array, " S"],
-        after: Int[Array, " S"],
-        given: Int[Array, " S"],
-        running: Bool[Array, " S"],
-    ) -> Memory:
-        """Returns the memory after a step; see `interface.Drafter`."""
-        argmax_tokens = argmax_tokens if self.watches else tokens
-        row = place[:, ROW] if self.siblings else jnp.arange(tokens.shape[0])
-        stop = jnp.where(running, after, before)
-        learned = self._learn(memory.live, row, tokens, argmax_tokens, before, stop, self.width + 1)
-        return Memory(learned, rules.tally(memory.counts, drafts, tokens, before, after, running))
+    def observe(self, memory: Memory, drafts: Drafts, step: Step) -> Memory:
+        argmax_tokens = step.argmax_tokens if self.watches else step.tokens
+        row = step.place[:, ROW] if self.siblings else jnp.arange(step.tokens.shape[0])
+        stop = jnp.where(step.running, step.after, step.before)
+        learned = self._learn(memory.live, row, step.tokens, argmax_tokens, step.before, stop, self.width + 1)
+        return Memory(learned, tally(memory.counts, drafts, step))
 
     def _homes(self, place: Array, S: int) -> tuple[Array, Array, Array]:
         """Returns rows of the live table [S], and offsets and sizes uint32[S, sources - 1, 1] in `entries`."""

@@ -31,19 +31,18 @@ class Texts(NamedTuple):
     """Rollouts of one prompt.
 
     - `end`: the end of the prompt, at least its last 6 tokens where it has as many.
-    - `answers`: tokens of the rollouts, int32[T] each.
-    - `argmax_tokens`: the continuation to learn at each token of `answers`, in the same shapes. None: the tokens
+    - `rollouts`: tokens of the rollouts, int32[T] each.
+    - `argmax_tokens`: the continuation to learn at each token of `rollouts`, in the same shapes. None: the tokens
       themselves. At temperature 1 the likeliest token teaches more than the sampled one.
     """
 
     end: np.ndarray
-    answers: Sequence[np.ndarray]
+    rollouts: Sequence[np.ndarray]
     argmax_tokens: Sequence[np.ndarray] | None = None
 
     @property
     def size(self) -> int:
-        """Returns the number of tokens of the rollouts."""
-        return sum(map(len, self.answers))
+        return sum(map(len, self.rollouts))
 
 
 def check_vocab(size: int) -> int:
@@ -93,7 +92,6 @@ def bucket(xp, keys: Array, offset: Array, size: Array) -> Array:
 
 
 def pack(xp, fingerprints: Array, confidence: Array, tokens: Array) -> Array:
-    """Returns entries, uint32, from uint32 parts."""
     return (fingerprints << xp.uint32(20)) | (confidence << xp.uint32(18)) | tokens
 
 
@@ -103,29 +101,22 @@ def unpack(xp, entries: Array) -> tuple[Array, Array, Array]:
 
 
 class Counted(NamedTuple):
-    """The contexts of one order, by ascending key: uint32[n] each, `seen` int64[n].
+    """The contexts of one order, by ascending key: uint32[n] each, `seen` int64[n]."""
 
-    - key: of the context.
-    - parent: key of the context one token shorter.
-    - token: the most frequent token after the context; with a tie, the lowest id.
-    - confidence: of that token.
-    - seen: occurrences of the context.
-    """
-
-    key: np.ndarray
-    parent: np.ndarray
-    token: np.ndarray
-    confidence: np.ndarray
-    seen: np.ndarray
+    key: np.ndarray  # of the context
+    parent: np.ndarray  # key of the context one token shorter
+    token: np.ndarray  # the most frequent token after the context; with a tie, the lowest id
+    confidence: np.ndarray  # of that token
+    seen: np.ndarray  # occurrences of the context
 
 
 def count(groups: Sequence[Texts], salt: int) -> list[Counted]:
     """Returns the contexts of order 1 to 6 in the rollouts of several prompts, counted together.
 
     Each rollout is read behind the end of its prompt. No context spans two rollouts."""
-    pairs = [(np.asarray(group.end)[-ORDERS:], answer) for group in groups for answer in group.answers]
+    pairs = [(np.asarray(group.end)[-ORDERS:], answer) for group in groups for answer in group.rollouts]
     flat = _tokens([part for pair in pairs for part in pair])
-    learned = _tokens([text for group in groups for text in group.argmax_tokens or group.answers])
+    learned = _tokens([text for group in groups for text in group.argmax_tokens or group.rollouts])
     ends, sizes = (np.array([len(pair[i]) for pair in pairs], np.int64) for i in (0, 1))
     index = np.arange(sizes.sum())
     at = index + np.repeat(np.cumsum(ends), sizes)
@@ -206,7 +197,6 @@ def build_all(groups: Sequence[Texts], size: int) -> np.ndarray:
 
 
 def room(tokens: int) -> int:
-    """Returns the entries of a table over `tokens` tokens of rollouts."""
     return ENTRIES_PER_TOKEN * tokens
 
 

@@ -13,32 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from jaxrl_post.engine.speculation import ngrams
-from jaxrl_post.engine.speculation.interface import Drafter, Off
+from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.engine.speculation.ngram_drafter import Backoff
 from jaxrl_post.engine.speculation.suffix_drafter import Histospec
-
-
-def off(*, vocab: int, width: int, entries: int, live: int) -> Off:
-    """Returns a drafter that never drafts, whatever the sizes."""
-    return Off()
 
 
 def ngram(*, vocab: int, width: int, entries: int, live: int) -> Backoff:
     """Returns a drafter with a live table alone, in which every slot has its own row."""
     ngrams.check_vocab(vocab)
-    return Backoff(width=width, entries=0, live=live, sources=("live",), siblings=False, watches=False)
-
-
-def histospec(*, vocab: int, width: int, entries: int, live: int) -> Histospec:
-    """Returns RhymeRL's drafter.
-
-    `width`: largest window; the paper uses 32. `entries`: tokens of the suffix arrays of all prompts together."""
-    return Histospec(width=width, entries=entries)
-
-
-def histospec_rewards(*, vocab: int, width: int, entries: int, live: int) -> Histospec:
-    """Returns `histospec` with branches chosen by reward."""
-    return Histospec(width=width, entries=entries, reward_aware=True)
+    return Backoff(width=width, live=live, sources=("live",), siblings=False, watches=False)
 
 
 def ours(*, vocab: int, width: int, entries: int, live: int) -> Backoff:
@@ -49,10 +32,12 @@ def ours(*, vocab: int, width: int, entries: int, live: int) -> Backoff:
     return Backoff(width=width, entries=entries, live=live)
 
 
+# Each takes the sizes that it needs. For histospec they are the largest window, which is 32 in the paper, and the tokens
+# of the suffix arrays of all prompts together.
 DRAFTERS: Mapping[str, Callable[..., Drafter]] = {
-    "off": off,
+    "off": lambda **sizes: Drafter(),
     "ngram": ngram,
-    "histospec": histospec,
-    "histospec_rewards": histospec_rewards,
+    "histospec": lambda *, width, entries, **sizes: Histospec(width=width, entries=entries),
+    "histospec_rewards": lambda *, width, entries, **sizes: Histospec(width=width, entries=entries, reward_aware=True),
     "ours": ours,
 }

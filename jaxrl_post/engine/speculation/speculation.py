@@ -9,7 +9,9 @@ of a job has the same state. No token depends on it.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,83 @@ from jaxrl_post.engine.speculation.acceptance import Estimates, Value
 from jaxrl_post.engine.speculation.corpus import Corpus
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.engine.speculation.ngrams import Texts
-from jaxrl_post.engine.speculation.table_cache import Region, Shared, Shelf
-from jaxrl_post.history import Past
-from jaxrl_post.types import Group, Prompt, RolloutId
+from jaxrl_post.ring.history import Past
+from jaxrl_post.ring.types import Group, Prompt, RolloutId
 
 MOST_BRANCHES = 7  # clones of one sequence
 LEAST = 0.5  # weight of drafts for a sequence that is about to end
+
+
+@dataclass
+class Region:
+    """A part of a replica's flat tables."""
+
+    offset: int  # its first entry
+    room: int  # its length
+    size: int  # entries in use
+    newest: tuple[int, ...]  # epochs that the table was built from
+    users: int = 0  # slots that read it
+
+
+class TableCache:
+    """A replica's flat tables: regions of whole UPLOADs. The least recently used unused regions are evicted when room
+    is short."""
+
+    def __init__(self, first: int, entries: int):
+        self._free = [(first, entries - first)] if entries > first else []
+        self.regions: OrderedDict[str, Region] = OrderedDict()
+
+    def take(self, prompt_id: str, size: int, newest: tuple[int, ...]) -> Region | None:
+        """Returns a region of `size` entries, or None where evicting all unused regions makes no room."""
+        room = -(-size // UPLOAD) * UPLOAD
+        while (at := next((i for i, (_, free) in enumerate(self._free) if free >= room), None)) is None:
+            unused = next((name for name, region in self.regions.items() if not region.users), None)
+            if unused is None:
+                return None
+            self.drop(unused)
+        offset, free = self._free.pop(at)
+        if free > room:
+            self._free.insert(at, (offset + room, free - room))
+        self.regions[prompt_id] = Region(offset, room, size, newest)
+        return self.regions[prompt_id]
+
+    def drop(self, prompt_id: str) -> None:
+        """Frees a region. Free neighbours are merged."""
+        region = self.regions.pop(prompt_id)
+        spans = sorted([*self._free, (region.offset, region.room)])
+        self._free = spans[:1]
+        for offset, size in spans[1:]:
+            last, length = self._free[-1]
+            if last + length == offset:
+                self._free[-1] = (last, length + size)
+            else:
+                self._free.append((offset, size))
+
+
+@dataclass
+class Shared:
+    """Rows of a replica's live table, one for each prompt. A new prompt gets the least recently used row."""
+
+    rows: int
+    of: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    users: dict[str, int] = field(default_factory=dict)
+
+    def enter(self, prompt_id: str) -> tuple[int, bool]:
+        """Returns the prompt's row, and whether the row is new to the prompt."""
+        self.users[prompt_id] = self.users.get(prompt_id, 0) + 1
+        fresh = prompt_id not in self.of
+        if fresh:
+            row = len(self.of)
+            if row == self.rows:
+                row = self.of.pop(next(name for name in self.of if not self.users.get(name)))
+            self.of[prompt_id] = row
+        self.of.move_to_end(prompt_id)
+        return self.of[prompt_id], fresh
+
+    def leave(self, prompt_id: str) -> None:
+        self.users[prompt_id] -= 1
+        if not self.users[prompt_id]:
+            del self.users[prompt_id]
 
 
 class Drafting:
@@ -57,7 +130,7 @@ class Drafting:
 
     def reset(self) -> None:
         """Resets everything but recorded groups."""
-        self._shelves = [Shelf(self._first, self.drafter.entries) for _ in range(self._replicas)]
+        self._table_caches = [TableCache(self._first, self.drafter.entries) for _ in range(self._replicas)]
         self._shared = [Shared(self._slots) for _ in range(self._replicas)]
         self._pieces: list[tuple[int, int, tuple[np.ndarray, ...]]] = []
         self._shown = -1  # version of the table over all prompts on the device
@@ -74,7 +147,7 @@ class Drafting:
                 Texts(
                     group.prompt.tokens,
                     [rollout.tokens for rollout in group.rollouts],
-                    [rollout.favourites for rollout in group.rollouts],
+                    [rollout.argmax_tokens for rollout in group.rollouts],
                 )
             )
 
@@ -92,10 +165,9 @@ class Drafting:
         return place, fresh
 
     def leave(self, replica: int, prompt: Prompt, place: np.ndarray) -> None:
-        """Closes the tables of a sequence that loses its slot."""
         self._shared[replica].leave(prompt.id)
         if place[wire.SIZE]:
-            region = self._shelves[replica].regions.get(prompt.id)
+            region = self._table_caches[replica].regions.get(prompt.id)
             if region is not None and region.offset == place[wire.OFFSET]:
                 region.users -= 1
 
@@ -103,18 +175,18 @@ class Drafting:
         """Returns the prompt's part of the tables, or None.
 
         The table is built again where its past has changed and no slot reads the old one."""
-        past, shelf = self._past(prompt.id), self._shelves[replica]
+        past, cache = self._past(prompt.id), self._table_caches[replica]
         newest = tuple(p.epoch for p in past)
-        region = shelf.regions.get(prompt.id)
+        region = cache.regions.get(prompt.id)
         if region is not None and (region.newest == newest or region.users):
-            shelf.regions.move_to_end(prompt.id)
+            cache.regions.move_to_end(prompt.id)
             return region
         if region is not None:
-            shelf.drop(prompt.id)
+            cache.drop(prompt.id)
         arrays = self.drafter.index(past, prompt) if past else ()
         if not arrays or not arrays[0].size:
             return None
-        region = shelf.take(prompt.id, arrays[0].size, newest)
+        region = cache.take(prompt.id, arrays[0].size, newest)
         if region is not None:
             self._pieces.append((replica, region.offset, arrays))
         return region
@@ -201,7 +273,7 @@ class Drafting:
         if not self.drafter.width:
             return {}
         return {
-            "spec/num_prompts_indexed": float(sum(len(shelf.regions) for shelf in self._shelves)),
+            "spec/num_prompts_indexed": float(sum(len(cache.regions) for cache in self._table_caches)),
             "spec/expected_accepted": self.worth(float(1 << 20), 1),
         }
 
@@ -221,7 +293,6 @@ class Drafting:
         self.estimates, self.value = estimates, value
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a saved state."""
         self.reset()
         if self.corpus is not None:
             self.corpus.load_state_dict(state["corpus"])

@@ -29,7 +29,7 @@ class Suffixes(NamedTuple):
 
 
 def build(
-    answers: Sequence[np.ndarray], context: np.ndarray, priorities: Int[np.ndarray, " G"] | None = None
+    rollouts: Sequence[np.ndarray], context: np.ndarray, priorities: Int[np.ndarray, " G"] | None = None
 ) -> Suffixes:
     """Returns the suffix array of one epoch's rollouts, int32[T] each.
 
@@ -37,9 +37,9 @@ def build(
     branch, where one branch has the majority."""
     tail = np.asarray(context, np.int32)[-TAIL:]
     end = np.array([SEPARATOR], np.int32)
-    pool = np.concatenate([np.zeros(0, np.int32), *(part for answer in answers for part in (tail, answer, end))])
-    sizes = [tail.size + len(answer) + 1 for answer in answers]
-    weight = np.repeat(np.ones(len(answers), np.int64) if priorities is None else priorities, sizes)
+    pool = np.concatenate([np.zeros(0, np.int32), *(part for answer in rollouts for part in (tail, answer, end))])
+    sizes = [tail.size + len(answer) + 1 for answer in rollouts]
+    weight = np.repeat(np.ones(len(rollouts), np.int64) if priorities is None else priorities, sizes)
     order = sort(pool)
     return Suffixes(pool.astype(np.int32), order, np.cumsum(weight[order]).astype(np.float32))
 

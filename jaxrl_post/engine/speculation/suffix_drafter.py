@@ -20,13 +20,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
+from jaxrl_post.engine.host.wire import OFFSET, SIZE, Entry
 from jaxrl_post.engine.speculation import corpus, suffix_array
-from jaxrl_post.engine.speculation import interface as rules
-from jaxrl_post.engine.speculation.interface import OFFSET, SIZE, Drafts
-from jaxrl_post.history import Past
-from jaxrl_post.types import Prompt
+from jaxrl_post.engine.speculation.interface import Context, Drafter, Drafts, Step, nth_distinct, tally
+from jaxrl_post.ring.history import Past
+from jaxrl_post.ring.types import Prompt
 
 LONGEST, SHORTEST = suffix_array.TAIL, 3
 LENGTHS = tuple(range(LONGEST, SHORTEST - 1, -1))
@@ -49,8 +49,8 @@ class Memory(NamedTuple):
     counts: Array
 
 
-@dataclass(frozen=True)
-class Histospec:
+@dataclass(frozen=True, kw_only=True)
+class Histospec(Drafter):
     """A Drafter on suffix arrays.
 
     Column and class k of 5 stand for a match of 7 - k tokens. 5 more classes count only chosen drafts.
@@ -60,8 +60,6 @@ class Histospec:
     - `reward_aware`: of several branches, the one of the highest rewards is chosen. Otherwise the most frequent one.
     """
 
-    width: int
-    entries: int
     reward_aware: bool = False
 
     def __post_init__(self):
@@ -72,64 +70,34 @@ class Histospec:
             )
 
     @property
-    def watches(self) -> bool:
-        """Returns False: tokens themselves are learned."""
-        return False
-
-    @property
-    def classes(self) -> int:
-        """Returns the number of classes."""
-        return 2 * len(LENGTHS)
-
-    @property
     def priors(self) -> Float[np.ndarray, " C"]:
-        """Returns the prior rates: higher for a longer match."""
+        """Returns rates that are higher for a longer match."""
         return np.array([0.4 + 0.05 * length for length in 2 * LENGTHS], np.float32)
 
     def empty(self, slots: int) -> tuple[Tables, Memory]:
-        """Returns tables without text, and windows of the first size."""
         none = jnp.zeros(self.entries, jnp.int32)
         tables = Tables(none + suffix_array.SEPARATOR, none, none.astype(jnp.float32), jnp.asarray(self.priors))
         return tables, Memory(jnp.full(slots, FIRST_WINDOW, jnp.int32), jnp.zeros((2, self.classes), jnp.int32))
 
-    def enter(
-        self,
-        memory: Memory,
-        slot: Int[Array, " I"],
-        row: Int[Array, " I"],
-        fresh: Int[Array, " I"],
-        seen: Int[Array, " I"],
-        tokens: Int[Array, "I T"],
-        argmax_tokens: Int[Array, "I T"],
-        num_tokens: Int[Array, " I"],
-    ) -> Memory:
-        """Returns the memory with first windows for new texts; see `interface.Drafter`."""
-        return memory._replace(window=memory.window.at[slot].set(FIRST_WINDOW, mode="drop"))
+    def enter(self, memory: Memory, entry: Entry) -> Memory:
+        return memory._replace(window=memory.window.at[entry.slot].set(FIRST_WINDOW, mode="drop"))
 
     def index(self, past: Sequence[Past], prompt: Prompt) -> tuple[np.ndarray, ...]:
-        """Returns pool, order and priority of the rollouts of the prompt's last epoch; `past` is newest first."""
         return tuple(corpus.sorted_suffixes(past, prompt, by_reward=self.reward_aware))
 
-    def propose(
-        self,
-        tables: Tables,
-        memory: Memory,
-        tokens: Int[Array, "S T"],
-        num_tokens: Int[Array, " S"],
-        place: Int[Array, "S places"],
-        branch: Int[Array, " S"],
-    ) -> Drafts:
-        """Returns drafts; see `interface.Drafter`. Each further token has the chance of the first one."""
+    def propose(self, tables: Tables, memory: Memory, context: Context) -> Drafts:
+        """Returns drafts. Each further token has the chance of the first one."""
+        tokens, num_tokens, place, branch = context
         T = tokens.shape[1]
         back = num_tokens[:, None] - LONGEST + jnp.arange(LONGEST)
-        context = jnp.take_along_axis(tokens, jnp.clip(back, 0, T - 1), axis=1)
-        low, high = _interval(tables, place, context)
+        newest = jnp.take_along_axis(tokens, jnp.clip(back, 0, T - 1), axis=1)
+        low, high = _interval(tables, place, newest)
         middle = _middle(tables, place, low, high)
         found = (high > low) & (num_tokens[:, None] >= jnp.array(LENGTHS)) & (num_tokens[:, None] < T)
         start = _get(tables.order, place, middle) + jnp.array(LENGTHS)
         first = jnp.where(found, _text(tables, place, start), suffix_array.SEPARATOR)
         longest_first = jnp.broadcast_to(-jnp.arange(len(LENGTHS), dtype=jnp.float32), first.shape)
-        token, column = rules.nth_distinct(first, longest_first, branch)
+        token, column = nth_distinct(first, longest_first, branch)
         start = jnp.take_along_axis(start, column[:, None], axis=1)
         ahead = jnp.arange(self.width)
         chain = _text(tables, place, start + ahead)
@@ -146,24 +114,12 @@ class Histospec:
             jnp.where((token >= 0) & (branch == 0), column, -1),
         )
 
-    def observe(
-        self,
-        memory: Memory,
-        drafts: Drafts,
-        place: Int[Array, "S places"],
-        tokens: Int[Array, "S T"],
-        argmax_tokens: Int[Array, "S T"],
-        before: Int[Array, " S"],
-        after: Int[Array, " S"],
-        given: Int[Array, " S"],
-        running: Bool[Array, " S"],
-    ) -> Memory:
-        """Returns the memory after a step; see `interface.Drafter`."""
-        tried = running & (after > before) & (given > 0)
-        right = after - before - 1 >= given
-        grown = jnp.where(given >= memory.window, jnp.minimum(memory.window + STEP, self.width), memory.window)
+    def observe(self, memory: Memory, drafts: Drafts, step: Step) -> Memory:
+        tried = step.running & (step.after > step.before) & (step.given > 0)
+        right = step.after - step.before - 1 >= step.given
+        grown = jnp.where(step.given >= memory.window, jnp.minimum(memory.window + STEP, self.width), memory.window)
         window = jnp.where(tried, jnp.where(right, grown, FIRST_WINDOW), memory.window)
-        return Memory(window, rules.tally(memory.counts, drafts, tokens, before, after, running))
+        return Memory(window, tally(memory.counts, drafts, step))
 
 
 def _get(array: Array, place: Array, index: Array) -> Array:

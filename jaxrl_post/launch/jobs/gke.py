@@ -1,4 +1,4 @@
-"""A JobSet for Google Kubernetes Engine: slices of TPUs, or machines of eight GPUs.
+"""A JobSet for Google Kubernetes Engine: slices of TPUs, or machines of eight GPUs. It is checked before it is applied.
 
 What ends a pod decides what follows:
 - Maintenance or preemption (the condition DisruptionTarget): the whole set starts again, and no restart is counted.
@@ -7,19 +7,36 @@ What ends a pod decides what follows:
 
 GKE sets TPU_WORKER_ID, TPU_WORKER_HOSTNAMES and the variables of several slices by itself. Processes on GPUs get the
 three variables of parallel/processes.py.
+
+Network between machines of eight GPUs: A3 Ultra (H200) and A4 (B200) have RDMA, and an init container installs NCCL's
+plugin gIB for the pod. A3 Mega (H100) has GPUDirect-TCPXO: a daemon runs beside the pod, and a DaemonSet of the cluster
+installs the plugin on each node. Sources: AI-Hypercomputer/gpu-recipes (A3 Ultra, A4), and the notes on GPUDirect-TCPXO in
+GoogleCloudPlatform/container-engine-accelerators. The networks have the names that those pages give them.
+
+templates/jobset.yaml.j2 is read as YAML, checked, and written anew, so a value can break no line of it.
+
+Source of schema/jobset-v1alpha2.json: the CRD of kubernetes-sigs/jobset, which holds the whole Job and Pod (Apache-2.0,
+schema/LICENSE). It has no descriptions, and refuses unknown fields. Labels, annotations, node selectors and limits have
+the keys of the template alone, because a cluster ignores any other without a word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import importlib.resources
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from jaxrl_post.buckets.address import is_bucket
-from jaxrl_post.json_text import shown
-from jaxrl_post.launch.jobs import manifest
-from jaxrl_post.launch.jobs.gpu_networks import NETWORKS, Network
-from jaxrl_post.launch.jobs.request import SHARED, Rendered, Request, check_image, check_run_dir
+import jsonschema
+import yaml
 
+from jaxrl_post.config.address import is_bucket
+from jaxrl_post.launch.jobs.request import Rendered, Request, check_image, check_run_dir, from_template
+from jaxrl_post.ring.json_text import shown
+
+FILE = "jobset.yaml"
 ACCELERATORS = {
     "v4": "tpu-v4-podslice",
     "v5e": "tpu-v5-lite-podslice",
@@ -27,12 +44,43 @@ ACCELERATORS = {
     "v6e": "tpu-v6e-slice",
     "tpu7x": "tpu7x",
 }
-FILE = "jobset.yaml"
-JOB = CONTAINER = "run"
-PORT = 8476  # of the coordinator
-MISTAKES = (1, 2)  # exit codes of a run, and of a command that cannot begin
-SHM = "64Gi"
-_CODES = {"containerName": CONTAINER, "operator": "In", "values": list(MISTAKES)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """How machines of a kind of GPU reach each other. `profile`: the script that a run sources before it starts."""
+
+    accelerator: str
+    name: str
+    profile: str
+    environment: Mapping[str, str]
+
+
+def _rdma(accelerator: str, tuner: str) -> Network:
+    return Network(
+        accelerator=accelerator,
+        name="rdma",
+        profile="/usr/local/gib/scripts/set_nccl_env.sh",
+        environment={
+            "LD_LIBRARY_PATH": "/usr/local/gib/lib64:/usr/local/nvidia/lib64",
+            "NCCL_SOCKET_IFNAME": "eth0,eth1",
+            "NCCL_TUNER_CONFIG_PATH": f"/usr/local/gib/configs/{tuner}",
+        },
+    )
+
+
+ALONE = {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64"}  # variables of one machine, whose GPUs have NVLink
+NETWORKS = {
+    "h100": Network(
+        accelerator="nvidia-h100-mega-80gb",
+        name="tcpxo",
+        profile="/usr/local/nvidia/lib64/nccl-env-profile.sh",
+        environment=ALONE
+        | {"NCCL_LIB_DIR": "/usr/local/nvidia/lib64", "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": "/dev/aperture_devices"},
+    ),
+    "h200": _rdma("nvidia-h200-141gb", "tuner_config_a3u.txtpb"),
+    "b200": _rdma("nvidia-b200", "tuner_config_a4.txtpb"),
+}
 
 
 def tpu(request: Request) -> Rendered:
@@ -51,22 +99,7 @@ def tpu(request: Request) -> Rendered:
         raise ValueError(
             f"--nodes={where.slices}: GKE joins slices of several hosts each, and {where.name} has one; take a larger slice"
         )
-    _check(request)
-    pod = _pod(
-        request,
-        selector={
-            "cloud.google.com/gke-tpu-accelerator": ACCELERATORS[where.kind],
-            "cloud.google.com/gke-tpu-topology": where.topology,
-        },
-        taint="google.com/tpu",
-        container=_container(request, list(request.words), _environment(request, {}))
-        | {"resources": {"limits": {"google.com/tpu": where.chips // where.hosts}}}
-        | {"securityContext": {"privileged": True}},
-        volumes=[],
-    ) | {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-    job = _job(where.hosts // where.slices, {"spec": pod})
-    exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
-    return _rendered(request, where.slices, job, exclusive)
+    return _rendered(request, resource="google.com/tpu", accelerator=ACCELERATORS[where.kind])
 
 
 def gpu(request: Request) -> Rendered:
@@ -81,22 +114,44 @@ def gpu(request: Request) -> Rendered:
             f"--target=gke-gpu needs machines of eight H100, H200 or B200, and --slice={where.name if where else ''} is "
             "none; write --slice=8xh100"
         )
+    resource, network = "nvidia.com/gpu", NETWORKS[where.kind]
+    if where.hosts == 1:
+        return _rendered(request, resource, network.accelerator, environment=ALONE)
+    joined = ("/bin/bash", "-c", f'source {network.profile} && exec "$@"', "run")
+    return _rendered(request, resource, network.accelerator, network.name, joined, network.environment)
+
+
+def _rendered(
+    request: Request,
+    resource: str,
+    accelerator: str,
+    network: str = "",
+    before: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Rendered:
+    """Renders the template.
+
+    Args:
+      resource: Kubernetes' name of the devices.
+      network: between the machines of GPUs, if there are several.
+      before: the command that calls the run's own.
+      environment: variables that --env may set to another value.
+    """
     _check(request)
-    network = NETWORKS[where.kind] if where.hosts > 1 else NETWORKS[where.kind].alone
-    joined = ["/bin/bash", "-c", f'source {network.profile} && exec "$@"', CONTAINER] if network.profile else []
-    members = _members(request) if where.hosts > 1 else []
-    container = _container(request, [*joined, *request.words], _environment(request, network.environment) + members)
-    container |= {"resources": {"limits": {"nvidia.com/gpu": 8}}}
-    container |= {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
-    container["volumeMounts"] += [{"name": "shared-memory", "mountPath": "/dev/shm"}, *network.mounts]
-    pod = _pod(
+    text = from_template(
+        FILE,
         request,
-        selector={"cloud.google.com/gke-accelerator": network.accelerator},
-        taint="nvidia.com/gpu",
-        container=container,
-        volumes=[_memory(), *network.volumes],
+        tpu=resource == "google.com/tpu",
+        resource=resource,
+        accelerator=accelerator,
+        network=network,
+        command=[*before, *request.words],
+        variables={**(environment or {}), **request.variables},
     )
-    return _rendered(request, 1, _job(where.hosts, _networked(pod, network)), {})
+    manifest = yaml.safe_load(text)
+    check_manifest(manifest)
+    written = yaml.safe_dump(manifest, sort_keys=False, width=120)
+    return Rendered(files={FILE: written}, calls=(("kubectl", "apply", "--filename", "{folder}/" + FILE),))
 
 
 def _check(request: Request) -> None:
@@ -116,105 +171,19 @@ def _check(request: Request) -> None:
             )
 
 
-def _environment(request: Request, more: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns variables as a container lists them. Secrets are named, never written."""
-    plain = [{"name": name, "value": value} for name, value in (dict(more) | dict(request.variables)).items()]
-    secret = [(name, place.partition("/")) for name, place in request.secrets.items()]
-    return plain + [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": place, "key": key}}} for name, (place, _, key) in secret
-    ]
+def check_manifest(manifest: Mapping[str, Any]) -> None:
+    """Refuses a field that the schema does not have, and a value of another type.
+
+    Raises:
+      ValueError: one sentence with the path of the field.
+    """
+    errors = sorted(_validator().iter_errors(manifest), key=lambda error: len(error.absolute_path))
+    if errors:
+        place = ".".join(map(str, errors[0].absolute_path)) or "the manifest"
+        raise ValueError(f"JobSet: {place}: {errors[0].message[:300]}")
 
 
-def _members(request: Request) -> list[dict[str, Any]]:
-    """Returns the variables by which processes find each other: the first pod's name in the set's own domain."""
-    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    return [
-        {"name": "JAX_COORDINATOR_ADDRESS", "value": f"{request.name}-{JOB}-0-0.{request.name}:{PORT}"},
-        {"name": "JAX_NUM_PROCESSES", "value": str(request.processes)},
-        {"name": "JAX_PROCESS_ID", "valueFrom": {"fieldRef": {"fieldPath": index}}},
-    ]
-
-
-def _container(request: Request, words: list[str], environment: list[dict[str, Any]]) -> dict[str, Any]:
-    mounts = [{"name": "shared", "mountPath": SHARED}] if request.claim else []
-    return {"name": CONTAINER, "image": request.image, "command": words, "env": environment, "volumeMounts": mounts}
-
-
-def _pod(
-    request: Request, selector: dict[str, str], taint: str, container: dict[str, Any], volumes: list[Mapping[str, Any]]
-) -> dict[str, Any]:
-    tolerations = [{"key": taint, "operator": "Exists"}]
-    if request.spot:
-        selector = selector | {"cloud.google.com/gke-spot": "true"}
-        tolerations += [{"key": "cloud.google.com/gke-spot", "operator": "Exists"}]
-    claimed = {"name": "shared", "persistentVolumeClaim": {"claimName": request.claim}}
-    account = {"serviceAccountName": request.service_account} if request.service_account else {}
-    return {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": request.grace_s,
-        **account,
-        "nodeSelector": selector,
-        "tolerations": tolerations,
-        "containers": [container],
-        "volumes": [*volumes, *([claimed] if request.claim else [])],
-    }
-
-
-def _memory() -> dict[str, Any]:
-    return {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": SHM}}
-
-
-def _networked(pod: dict[str, Any], network: Network) -> dict[str, Any]:
-    """Returns a pod's template with the network's interfaces and init containers, where there is a network."""
-    pod["tolerations"] += [{"key": "cloud.google.com/impending-node-termination", "operator": "Exists"}]
-    if not network.init:
-        return {"spec": pod}
-    return {
-        "metadata": {"annotations": dict(network.annotations)},
-        "spec": pod | {"initContainers": [dict(one) for one in network.init]},
-    }
-
-
-def _job(hosts: int, template: dict[str, Any]) -> dict[str, Any]:
-    """Returns a Job with one pod a host. A pod that fails is never replaced alone: all start again together."""
-    return {
-        "completionMode": "Indexed",
-        "parallelism": hosts,
-        "completions": hosts,
-        "backoffLimit": 0,
-        "podFailurePolicy": {
-            "rules": [
-                {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                {"action": "FailJob", "onExitCodes": dict(_CODES)},
-            ]
-        },
-        "template": template,
-    }
-
-
-def _rendered(request: Request, slices: int, job: dict[str, Any], annotations: dict[str, str]) -> Rendered:
-    labels = {"kueue.x-k8s.io/queue-name": request.queue} if request.queue else {}
-    about: dict[str, Any] = {"name": request.name, "namespace": request.namespace}
-    about |= {name: value for name, value in (("labels", labels), ("annotations", annotations)) if value}
-    policy = ["PodFailurePolicy"]
-    whole = {
-        **manifest.API,
-        "metadata": about,
-        "spec": {
-            "network": {"enableDNSHostnames": True},
-            "failurePolicy": {
-                "maxRestarts": request.restarts,
-                "rules": [
-                    {
-                        "name": "maintenance",
-                        "action": "RestartJobSetAndIgnoreMaxRestarts",
-                        "onJobFailureReasons": list(policy),
-                        "onJobFailureMessagePatterns": [".*DisruptionTarget.*"],
-                    },
-                    {"name": "mistake", "action": "FailJobSet", "onJobFailureReasons": list(policy)},
-                ],
-            },
-            "replicatedJobs": [{"name": JOB, "replicas": slices, "template": {"spec": job}}],
-        },
-    }
-    return Rendered(files={FILE: manifest.text(whole)}, calls=(("kubectl", "apply", "--filename", "{folder}/" + FILE),))
+@functools.cache
+def _validator() -> jsonschema.Draft7Validator:
+    source = importlib.resources.files("jaxrl_post.launch.jobs").joinpath("schema/jobset-v1alpha2.json")
+    return jsonschema.Draft7Validator(json.loads(source.read_text(encoding="utf-8")))

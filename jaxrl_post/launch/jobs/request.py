@@ -5,14 +5,21 @@ Invariant: a request holds no secret, only the names of places where secrets lie
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from jaxrl_post.buckets.address import is_bucket, parse
-from jaxrl_post.json_text import shown
-from jaxrl_post.launch.chips import Slice
+import jinja2
+import yaml
+
+from jaxrl_post.config.address import is_bucket, parse
+from jaxrl_post.launch.plan.chips import Slice
+from jaxrl_post.ring.json_text import shown
 
 SHARED = "/mnt"  # where a disk that all hosts share is mounted, in every container
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # a label of DNS, with room for the numbers behind it
@@ -86,6 +93,23 @@ class Rendered:
 
     files: Mapping[str, str]
     calls: tuple[tuple[str, ...], ...]
+
+
+def from_template(name: str, request: Request, **values: Any) -> str:
+    """Returns the file that templates/NAME.j2 makes of the request, which it calls `job`, and of further values.
+
+    Filters: `quote` and `join_quoted` write words of a shell, `quoted` writes a string or a list of strings of YAML.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("jaxrl_post.launch.jobs"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    of_yaml = functools.partial(yaml.safe_dump, default_style='"', default_flow_style=True, width=math.inf)
+    environment.filters |= {"quote": shlex.quote, "join_quoted": shlex.join, "quoted": of_yaml}
+    return environment.get_template(f"{name}.j2").render(job=request, shared=SHARED, **values)
 
 
 def check(request: Request) -> None:

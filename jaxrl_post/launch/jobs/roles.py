@@ -1,23 +1,29 @@
 """Which host learns and which generates, and the bytes that reach it with every publish, as one table.
 
-Invariant: the meshes are those of the run, of planned devices, so a mesh that the run would refuse is refused here.
+Devices of a slice that is not there have the attributes by which a run orders and divides real ones.
+
+Invariant: the meshes are those of the run, because one function makes both (launch/parts/build.py: device_plan). So a mesh
+that the run would refuse is refused here.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
-from jax.sharding import Mesh
 
 from jaxrl_post.config import Config
-from jaxrl_post.launch import build
-from jaxrl_post.launch.jobs.planned_devices import PlannedDevice
+from jaxrl_post.launch.parts import build
+from jaxrl_post.launch.plan.chips import Slice
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.parallel import relayout
 from jaxrl_post.parallel.devices import MIB
+
+_HOST = (2, 2, 1)  # chips of a TPU host along each axis of the grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +62,9 @@ def of(config: Config, model: decoder.ModelConfig, devices: Sequence[PlannedDevi
     sent = _sent(config, model, plan)
     tensor = plan.first.shape[meshes.TENSOR]
     replicas = [{device.process_index for device in one} for one in plan.first.devices.reshape(-1, tensor)]
-    learns, generates = _counts(plan.learner), _counts(plan.first)
+    learns, generates = (
+        Counter(device.process_index for device in mesh.devices.flat) for mesh in (plan.learner, plan.first)
+    )
     near = [relayout.IN_PROCESS, *([relayout.BETWEEN_PROCESSES] if devices[0].platform == "tpu" else [])]
     far = [link for link in relayout.LINKS if link not in (relayout.IN_PLACE, *near)]
     hosts = dict.fromkeys((device.process_index, device.slice_index) for device in devices)
@@ -64,21 +72,14 @@ def of(config: Config, model: decoder.ModelConfig, devices: Sequence[PlannedDevi
         Host(
             index=host,
             slice=slice_,
-            learns=learns.get(host, 0),
-            generates=generates.get(host, 0),
+            learns=learns[host],
+            generates=generates[host],
             replicas=tuple(at for at, on in enumerate(replicas) if host in on),
             near=sum(sent.get(host, {}).get(link, 0) for link in near),
             far=sum(sent.get(host, {}).get(link, 0) for link in far),
         )
         for host, slice_ in hosts
     )
-
-
-def _counts(mesh: Mesh) -> Mapping[int, int]:
-    out: dict[int, int] = {}
-    for device in mesh.devices.flat:
-        out[device.process_index] = out.get(device.process_index, 0) + 1
-    return out
 
 
 def _sent(config: Config, model: decoder.ModelConfig, plan: build.DevicePlan) -> Mapping[int, Mapping[str, int]]:
@@ -131,3 +132,71 @@ def _span(numbers: Sequence[int]) -> str:
         return "none"
     whole = list(numbers) == list(range(numbers[0], numbers[-1] + 1))
     return f"{numbers[0]}-{numbers[-1]}" if whole and len(numbers) > 1 else ",".join(map(str, numbers))
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class PlannedDevice:
+    """A device by its number, its process and its slice. `coords` and `core_on_chip`: its place in a grid of TPU chips."""
+
+    id: int
+    process_index: int
+    slice_index: int
+    coords: tuple[int, int, int]
+    core_on_chip: int
+    platform: str
+    device_kind: str
+
+
+def planned(where: Slice) -> tuple[PlannedDevice, ...]:
+    """Returns all devices, host by host, with one process on each host."""
+    return (
+        _chips(where)
+        if where.chip.grids
+        else _equal(where.hosts, where.devices, where.chip.platform, where.chip.reported)
+    )
+
+
+def planned_here(processes: int, devices: int) -> tuple[PlannedDevice, ...]:
+    """Returns forced devices of the CPU, equally many of each process."""
+    return _equal(processes, devices, "cpu", "cpu")
+
+
+def _equal(processes: int, devices: int, platform: str, kind: str) -> tuple[PlannedDevice, ...]:
+    return tuple(
+        PlannedDevice(
+            id=number,
+            process_index=number * processes // devices,
+            slice_index=0,
+            coords=(0, 0, 0),
+            core_on_chip=0,
+            platform=platform,
+            device_kind=kind,
+        )
+        for number in range(devices)
+    )
+
+
+def _chips(where: Slice) -> tuple[PlannedDevice, ...]:
+    sizes = (*map(int, where.topology.split("x")), 1)[:3]
+    hosts, alone = where.hosts // where.slices, where.hosts == where.slices
+    along = tuple(-(-size // own) for size, own in zip(sizes, _HOST))
+    places = []
+    for z, y, x in itertools.product(*map(range, reversed(sizes))):
+        block = (x // _HOST[0], y // _HOST[1], z // _HOST[2])
+        host = 0 if alone else block[0] + along[0] * (block[1] + along[1] * block[2])
+        places.append((host, (x, y, z)))
+    numbers = itertools.count()
+    return tuple(
+        PlannedDevice(
+            id=next(numbers),
+            process_index=one * hosts + host,
+            slice_index=one,
+            coords=place,
+            core_on_chip=core,
+            platform=where.chip.platform,
+            device_kind=where.chip.reported,
+        )
+        for one in range(where.slices)
+        for host, place in sorted(places, key=lambda found: found[0])
+        for core in range(where.chip.per_chip)
+    )

@@ -6,34 +6,12 @@ Slurm itself does so where a node was lost.
 
 from __future__ import annotations
 
-import math
 import re
-import shlex
 
-from jaxrl_post.json_text import shown
-from jaxrl_post.launch.jobs.request import Rendered, Request
+from jaxrl_post.launch.jobs.request import Rendered, Request, from_template
+from jaxrl_post.ring.json_text import shown
 
 FILE = "job.sbatch"
-SCRIPT = """#!/usr/bin/env bash
-#SBATCH --job-name={name}
-#SBATCH --nodes={nodes}
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={gpus}
-#SBATCH --exclusive
-#SBATCH --requeue
-#SBATCH --open-mode=append
-#SBATCH --output={name}-%j.log
-#SBATCH --signal=TERM@{grace_s}
-{more}set -uo pipefail
-{secrets}{variables}code=0
-srun --kill-on-bad-exit=0 --export=ALL \\
-  {words} || code="$?"
-if ((code == 42 || code > 128)) && ((${{SLURM_RESTART_COUNT:-0}} < {restarts})); then
-  echo "{name}: exit code $code, back into the queue" >&2
-  scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"
-"""
 
 
 def render(request: Request) -> Rendered:
@@ -54,20 +32,4 @@ def render(request: Request) -> Rendered:
                 f"--secret={variable}={shown(file, 60)} must be the absolute path of a file that holds the value, for "
                 f"example --secret={variable}=/home/me/.secrets/wandb"
             )
-    more = [f"#SBATCH --partition={request.partition}"] if request.partition else []
-    more += [f"#SBATCH --account={request.account}"] if request.account else []
-    more += [f"#SBATCH --time={math.ceil(60 * request.hours)}"] if request.hours else []
-    secrets = "".join(f'{name}="$(<{file})"\nexport {name}\n' for name, file in request.secrets.items())
-    variables = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in request.variables.items())
-    script = SCRIPT.format(
-        name=request.name,
-        nodes=where.hosts,
-        gpus=where.devices // where.hosts,
-        grace_s=request.grace_s,
-        more="".join(f"{line}\n" for line in more),
-        secrets=secrets,
-        variables=variables,
-        words=shlex.join(request.words),
-        restarts=request.restarts,
-    )
-    return Rendered(files={FILE: script}, calls=(("sbatch", "{folder}/" + FILE),))
+    return Rendered(files={FILE: from_template(FILE, request)}, calls=(("sbatch", "{folder}/" + FILE),))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_post.types import Rollout
+from jaxrl_post.ring.types import Rollout
 
 
 class Asking(NamedTuple):

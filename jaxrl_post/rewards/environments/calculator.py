@@ -64,15 +64,10 @@ class Calculator:
         return [{"role": "tool", "content": told}], 0.0, False, {"acc": 0.0}
 
 
-class CalculatorTool:
+class CalculatorTool(Calculator):
     """The same with tool calls by JSON schema. A turn without a call ends it; its last number is the policy's result."""
 
     tools = (SCHEMA,)
-
-    def reset(self, row: Mapping) -> list[dict]:
-        """Returns the problem."""
-        self._answer = str(row["answer"])
-        return [{"role": "user", "content": row["prompt"]}]
 
     def step(self, messages: Sequence[Mapping]) -> tuple[list[dict], float, bool, dict]:
         """Returns the result of every call, or the score."""
@@ -81,14 +76,13 @@ class CalculatorTool:
             numbers = _NUMBER.findall(messages[-1]["content"])
             right = float(bool(numbers) and numbers[-1] == self._answer)
             return [], right, True, {"acc": right}
-        return [_result(call) for call in calls], 0.0, False, {"acc": 0.0}
+        return [self._result(call) for call in calls], 0.0, False, {"acc": 0.0}
 
-
-def _result(call: Mapping) -> dict:
-    """Returns the message that a call gets."""
-    function = call["function"]
-    if function["name"] != SCHEMA["function"]["name"]:
-        told = f"there is no tool {function['name']!r}; use calculator"
-    else:
-        told = computed(str(function["arguments"].get("expression", "")))
-    return {"role": "tool", "name": function["name"], "tool_call_id": call["id"], "content": told}
+    def _result(self, call: Mapping) -> dict:
+        """Returns the message that a call gets."""
+        function = call["function"]
+        if function["name"] != SCHEMA["function"]["name"]:
+            told = f"there is no tool {function['name']!r}; use calculator"
+        else:
+            told = computed(str(function["arguments"].get("expression", "")), self._most_digits)
+        return {"role": "tool", "name": function["name"], "tool_call_id": call["id"], "content": told}

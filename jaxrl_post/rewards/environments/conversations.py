@@ -19,16 +19,16 @@ import numpy as np
 
 from jaxrl_post.data import tool_calls
 from jaxrl_post.data.turns import Wording, spoken
-from jaxrl_post.rewards import digest, records
+from jaxrl_post.rewards import jobs
 from jaxrl_post.rewards.environments.asking import Asking, spans
-from jaxrl_post.rewards.sharing import Sharing
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.rewards.pool import Sharing
+from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
 
 _log = logging.getLogger(__name__)
 _COUNTERS = ("turns", "failed", "retries", "exceptions", "cut", "overtime", "sandbox_restarts")
 
 
-class Asked(Protocol):
+class EnvironmentHost(Protocol):
     """What plays environments: processes (environments/pool.py), or a harness outside (environments/sessions.py)."""
 
     def ask(self, asking: Asking) -> None: ...
@@ -41,7 +41,7 @@ class Asked(Protocol):
 
 
 class Log(NamedTuple):
-    """The journal of one purpose, and what it held behind the point of a resume (telemetry/journal.py)."""
+    """The journal of one purpose, and what it held behind the point of a resume (runs/journal.py)."""
 
     journal: Any
     journaled: Any
@@ -65,12 +65,12 @@ class Conversations:
       max_turns: a conversation ends with its turn of this number.
       max_s: a conversation whose environment has worked longer than so many seconds ends unscored. 0: no limit.
       logs: by purpose.
-      share: the argument of sharing.Sharing, in a job of several processes.
+      share: the argument of rewards.pool.Sharing, in a job of several processes.
     """
 
     def __init__(
         self,
-        pool: Asked | None,
+        pool: EnvironmentHost | None,
         wording: Wording,
         *,
         parser: str,
@@ -268,7 +268,7 @@ class TurnScores:
         found = [self.conversations.score(rollout) for rollout in group.rollouts]
         self._unscored += sum(not record["scored"] for record in found)
         self.conversations.forget(group)
-        return records.scored(group, found, self._seed)
+        return jobs.scored_group(group, found, self._seed)
 
     def metrics(self) -> dict[str, float]:
         """Returns counts since the last call."""
@@ -286,7 +286,7 @@ def turns_of(rollout: Rollout) -> list[Turn]:
     """Returns the turns of a rollout: runs of sampled tokens."""
     every, start = np.concatenate([rollout.prompt.tokens, rollout.tokens]), rollout.prompt.tokens.size
     return [
-        Turn(rollout.tokens[begin:end], digest.of_ids(rollout.tokens[:end]), every[: start + begin])
+        Turn(rollout.tokens[begin:end], jobs.digest_of_ids(rollout.tokens[:end]), every[: start + begin])
         for begin, end in spans(rollout.sampled)
     ]
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxrl_post.json_text import shown
+from jaxrl_post.ring.json_text import shown
 
 PORTS = 65535
 

@@ -10,62 +10,61 @@ Invariants:
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_post.rewards.environments.asking import Asking
 from jaxrl_post.rewards.environments.worker import digest
-from jaxrl_post.rewards.failures import Failures
-from jaxrl_post.rewards.printed import Printed
-from jaxrl_post.rewards.process import WorkerProcess, check_numbers
-from jaxrl_post.rewards.workers import Failure, Workers
+from jaxrl_post.rewards.printed import Failures, Printed
+from jaxrl_post.rewards.processes import FAILED, Process, Processes, Task, check_numbers
+
+_BEGINNING = {"messages": list, "seconds": float, "restarts": int, "task": int}  # of a row's conversation
 
 
-@dataclass(eq=False)
-class Task:
-    """One turn to be answered, or without `said` the beginning of a row's conversation."""
+@dataclass(eq=False, kw_only=True)
+class Turn(Task):
+    """One turn to be answered, or without `said` the beginning of a row's conversation. `limit_s`: of one step."""
 
     key: str
-    message: Mapping[str, Any]
-    turns: int
-    retried: bool = False
-    counts: dict[str, int] = field(default_factory=lambda: {"retries": 0, "exceptions": 0})
+    turns: int = 1
     reply: Mapping[str, Any] | None = None
 
+    def check(self, reply: Mapping) -> None:
+        """Raises wire.Broken unless numbers and reward are finite."""
+        check_numbers(reply.get("numbers", {}) | {"reward": reply.get("reward", 0.0)})
 
-class EnvironmentProcess(WorkerProcess):
-    """A process that plays conversations (worker.py). `queue`: its tasks. `kept`: conversations that it knows."""
+    def take(self, reply: Mapping) -> None:
+        self.reply = {name: value for name, value in reply.items() if name not in ("task", "restarts")}
+        if reply["restarts"]:
+            self.counts["sandbox_restarts"] = reply["restarts"]
+
+    def give_up(self, reason: str) -> None:
+        self.reply = {"failed": reason}
+
+
+class EnvironmentProcess(Process[Turn]):
+    """A process that plays conversations (worker.py). `kept`: conversations that it knows. `closed`: that have ended."""
 
     main = "jaxrl_post.rewards.environments.worker"
-    forms = (
-        {
-            "messages": list,
-            "reward": float,
-            "done": bool,
-            "numbers": dict,
-            "seconds": float,
-            "restarts": int,
-            "task": int,
-        },
-        {"messages": list, "seconds": float, "restarts": int, "task": int},
-        {"failed": str, "place": str, "trace": str, "task": int},
-    )
+    forms = (_BEGINNING, {**_BEGINNING, "reward": float, "done": bool, "numbers": dict}, FAILED)
     forms_at_start = ({"ready": list}, {"refused": str})
 
     def __init__(self, first: Mapping, printed: Printed | None):
         super().__init__(first, printed)
-        self.queue: deque[Task] = deque()
         self.kept: set[str] = set()
         self.closed: list[str] = []
 
-    def _check_size(self, message: Mapping) -> None:
-        """Raises wire.Broken unless numbers and reward are finite."""
-        check_numbers(message.get("numbers", {}) | {"reward": message.get("reward", 0.0)})
+    def give(self, task: Turn) -> bool:
+        """Sends a task. A conversation that the process does not know is played from its beginning, and may take longer."""
+        limit_s = task.limit_s * (1 if task.key in self.kept else task.turns)
+        self.kept.add(task.key)
+        closed, self.closed = self.closed, []
+        return self.send(task, {**task.message, "closed": closed}, limit_s)
 
 
-class EnvironmentPool:
+class EnvironmentPool(AbstractContextManager):
     """Processes that play conversations with one environment.
 
     Args:
@@ -92,13 +91,10 @@ class EnvironmentPool:
     ):
         first = {"path": path, "arguments": dict(arguments), "code": code}
         self._path, self._timeout_s = path, timeout_s
-        self._tasks: dict[str, Task] = {}
-        self._failures = Failures("environment")
-        self._workers = Workers(lambda: EnvironmentProcess(first, printed), workers, f"environment {path!r}")
+        self._turns: dict[str, Turn] = {}
+        self._failures, what = Failures("environment"), f"environment {path!r}"
+        self._workers = Processes(lambda: EnvironmentProcess(first, printed), workers, what, self._failures)
         self.tools: list[Mapping] = self._workers.loaded()["ready"]
-
-    def __enter__(self) -> EnvironmentPool:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -118,7 +114,7 @@ class EnvironmentPool:
         Raises:
           ValueError: the environment failed.
         """
-        self._queue(Task(key="", message={"row": dict(row)}, turns=1))
+        self._queue("", {"row": dict(row)}, 1)
         reply = self.take("")[0]
         if "failed" in reply:
             raise ValueError(f"environment {self._path!r}: reset fails: {reply['failed']}")
@@ -128,12 +124,15 @@ class EnvironmentPool:
         """Hands over what the policy said in every turn of a conversation. Returns at once."""
         known = [digest(one) for one in asking.seen]
         message = {"key": asking.key, "row": dict(asking.row), "said": list(asking.said), "known": known}
-        self._queue(Task(key=asking.key, message=message, turns=len(asking.said)))
-        self._turn(0.0)
+        self._queue(asking.key, message, len(asking.said))
+        self._workers.turn()
 
-    def _queue(self, task: Task) -> None:
-        self._tasks[task.key] = task
-        self._home(task.key).queue.append(task)
+    def _queue(self, key: str, message: Mapping[str, Any], turns: int) -> None:
+        counts = {"retries": 0, "exceptions": 0}
+        self._turns[key] = task = Turn(
+            self._path, key or "a row", message, self._timeout_s, counts, key=key, turns=turns
+        )
+        self._home(key).queue.append(task)
 
     def _home(self, key: str) -> EnvironmentProcess:
         """Returns the process that plays a conversation."""
@@ -141,8 +140,8 @@ class EnvironmentPool:
 
     def answered(self, key: str) -> bool:
         """Returns whether `take` would not wait."""
-        self._turn(0.0)
-        return self._tasks[key].reply is not None
+        self._workers.turn()
+        return self._turns[key].reply is not None
 
     def take(self, key: str) -> tuple[Mapping[str, Any], dict[str, int]]:
         """Waits for the reply to a task and returns it with the counts of its attempts.
@@ -153,12 +152,9 @@ class EnvironmentPool:
         Raises:
           RuntimeError: a fresh process can no longer be started.
         """
-        task = self._tasks[key]
-        while task.reply is None:
-            self._feed()
-            self._turn(self._workers.until_overdue())
-        del self._tasks[key]
-        return task.reply, task.counts
+        while (reply := self._turns[key].reply) is None:
+            self._workers.wait()
+        return reply, self._turns.pop(key).counts
 
     def drop(self, key: str) -> None:
         """Forgets a conversation that has ended."""
@@ -166,47 +162,3 @@ class EnvironmentPool:
         if key in worker.kept:
             worker.kept.discard(key)
             worker.closed.append(key)
-
-    # ---- processes
-
-    def _turn(self, wait_s: float) -> None:
-        """Hands out tasks, waits at most `wait_s`, processes replies, and kills processes over their limit."""
-        self._feed()
-        self._workers.turn(wait_s, self._heard, self._failed)
-        self._feed()
-
-    def _feed(self) -> None:
-        for worker in self._workers:
-            if worker.ready and worker.task is None and worker.queue:
-                task = worker.queue.popleft()
-                known = task.key in worker.kept
-                worker.kept.add(task.key)
-                told, worker.closed = {"closed": worker.closed}, []
-                limit_s = self._timeout_s * (1 if known else task.turns)
-                if not worker.send(task, {**task.message, **told}, limit_s):
-                    self._failed(worker, Failure())
-
-    def _heard(self, worker: EnvironmentProcess, message: dict) -> None:
-        if "ready" in message:
-            worker.ready = True
-        else:
-            task, worker.task = worker.task, None
-            task.reply = {name: value for name, value in message.items() if name not in ("task", "restarts")}
-            if message["restarts"]:
-                task.counts["sandbox_restarts"] = message["restarts"]
-
-    def _failed(self, worker: EnvironmentProcess, failure: Failure) -> None:
-        """Replaces the process. Its task is tried once more there, or fails after its second failure."""
-        fresh, reason = self._workers.replaced(worker, failure)
-        fresh.queue = worker.queue
-        task = worker.task
-        if task is None:
-            return
-        task.counts["exceptions"] += failure.raised
-        self._failures.tell(self._path, task.key or "a row", reason, failure.place, failure.trace)
-        if not task.retried:
-            task.retried = True
-            task.counts["retries"] += 1
-            fresh.queue.appendleft(task)
-            return
-        task.reply = {"failed": reason}

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_post.json_text import shown
 from jaxrl_post.rewards.environments.asking import Asking, spans
-from jaxrl_post.types import Finish
+from jaxrl_post.ring.json_text import shown
+from jaxrl_post.ring.types import Finish
 
 UNKNOWN, OVER, UNLIKE, AGAIN = "unknown", "over", "unlike", "again"
 

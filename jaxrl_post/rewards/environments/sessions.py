@@ -20,7 +20,7 @@ from typing import Any
 
 from jaxrl_post.rewards.environments.asking import Asking
 from jaxrl_post.rewards.environments.session import OVER, UNKNOWN, NotPlayed, Session, Spoken
-from jaxrl_post.rewards.failures import Failures
+from jaxrl_post.rewards.printed import Failures
 
 REMEMBERED = 4096  # sessions that have ended, to tell them from those that never were
 UNNAMED = "unnamed"  # a harness that goes on with a session which it did not take

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_post.rewards.batched import waited
+from jaxrl_post.rewards.batched import accepted, waited
 
 
 class Adapter:
@@ -75,13 +75,5 @@ class Adapter:
         """Returns what the rubric gives for the whole conversation."""
         score = self._environment.rubric.score_rollout
         given = {name: state[name] for name in ("prompt", "completion", "answer", "task", "info")} | {"state": state}
-        found = waited(score(**_taken(score, given)))
+        found = waited(score(**accepted(inspect.signature(score), given)))
         return float(found.reward), dict(getattr(found, "metrics", None) or {})
-
-
-def _taken(function: Callable, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments that a function takes."""
-    parameters = inspect.signature(function).parameters
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
-        return dict(given)
-    return {name: value for name, value in given.items() if name in parameters}

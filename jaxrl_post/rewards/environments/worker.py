@@ -1,31 +1,24 @@
-"""The child side of environments: loads one, then plays conversations with it, one step at a time.
+"""The environment of a child process: conversations are played with it, one step at a time (rewards/child.py).
 
-It keeps the objects of the latest conversations. One that it does not have is played again from its row and from what the
-policy said. An exception ends the process after a last message, as in a reward process (rewards/worker.py).
+The process keeps the objects of the latest conversations. One that it does not have is played again from its row and from
+what the policy said.
 
 Invariant: a conversation that is played again must give the same observations, else it is refused.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
-import os
-import pickle
-import socket
-import sys
 import time
-from base64 import b64decode
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_post.rewards import worker as functions
-from jaxrl_post.rewards.lifetime import die_with
-from jaxrl_post.rewards.sandbox import counts
+from jaxrl_post.rewards.child import Refused, Service, found, serve
 
-_STEP = ("key", "row", "said", "known")
 KEPT = 1024  # conversations whose objects a process keeps
 
 
@@ -46,33 +39,62 @@ def digest(messages: Sequence[Mapping]) -> str:
     return hashlib.blake2b(json.dumps(messages, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def load(path: str, code: str, arguments: Mapping) -> Callable[[], Any]:
-    """Returns what makes an environment's object.
+class Player(Service):
+    """Plays conversations. `first`: the environment's path, its code, and its arguments."""
 
-    Raises:
-      functions.Refused: no such module, file or name, or the object lacks a method.
-    """
-    found = pickle.loads(b64decode(code)) if code else functions._found(path)
-    if not callable(found):
-        raise functions.Refused(f"environment {path!r} is a {type(found).__name__}, neither a class nor a function")
+    def __init__(self, first: Mapping):
+        self._path, self._code, self._arguments = first["path"], first["code"], first["arguments"]
+        self._live: OrderedDict[str, Live] = OrderedDict()
+        self.what, self.files = f"environment {self._path!r}", [self._path.rpartition(":")[0]]
 
-    def make() -> Any:
-        made = found(**arguments)
+    def load(self) -> dict:
+        self._found = found(self._path, self._code)
+        if not callable(self._found):
+            kind = type(self._found).__name__
+            raise Refused(f"environment {self._path!r} is a {kind}, neither a class nor a function")
+        return {"ready": list(getattr(self._made(), "tools", ()) or ())}
+
+    def answer(self, task: Mapping) -> dict[str, Any]:
+        """Returns what follows a turn, or the beginning of a row's conversation. It forgets those that are closed."""
+        for key in task["closed"]:
+            self._live.pop(key, None)
+        if "said" not in task:
+            return {"messages": self._begun(task["row"]).messages}
+        return self._step(task["key"], task["row"], task["said"], task["known"])
+
+    def _made(self) -> Any:
+        """Returns an object of the environment."""
+        made = self._found(**self._arguments)
         lacking = [name for name in ("reset", "step") if not callable(getattr(made, name, None))]
         if lacking:
-            raise functions.Refused(f"environment {path!r} has no method {lacking[0]!r}")
+            raise Refused(f"environment {self._path!r} has no method {lacking[0]!r}")
         return made
 
-    return make
+    def _begun(self, row: Mapping) -> Live:
+        environment = self._made()
+        return Live(environment, _messages(environment.reset(dict(row)), "reset"), [])
+
+    def _step(self, key: str, row: Mapping, said: Sequence[Mapping], known: Sequence[str]) -> dict[str, Any]:
+        """Returns what follows the last of `said`, and the seconds of that step. `known`: the digests of what followed the
+        others.
+
+        Raises:
+          Unlike: played again, something else followed.
+        """
+        live = self._live.pop(key, None)
+        if live is None or live.said != list(said[:-1]):
+            live = self._begun(row)
+            for message, expected in zip(said[:-1], known, strict=True):
+                if digest(_stepped(live, message)["messages"]) != expected:
+                    raise Unlike("played again with the same messages, it returned something else")
+        self._live[key] = live
+        while len(self._live) > KEPT:
+            self._live.popitem(last=False)
+        begin = time.monotonic()
+        return _stepped(live, said[-1]) | {"seconds": time.monotonic() - begin}
 
 
-def begun(make: Callable[[], Any], row: Mapping) -> Live:
-    """Returns a conversation that begins."""
-    environment = make()
-    return Live(environment, _messages(environment.reset(dict(row)), "reset"), [])
-
-
-def stepped(live: Live, message: Mapping) -> dict[str, Any]:
+def _stepped(live: Live, message: Mapping) -> dict[str, Any]:
     """Returns what the environment says to the policy's message: messages, reward, done and numbers."""
     live.said.append(message)
     live.messages.append(dict(message))
@@ -100,71 +122,4 @@ def _messages(given: Any, method: str) -> list[dict]:
     return json.loads(json.dumps([dict(one) for one in given]))
 
 
-class Player:
-    """Plays conversations and keeps the objects of the latest ones."""
-
-    def __init__(self, make: Callable[[], Any]):
-        self._make = make
-        self._live: OrderedDict[str, Live] = OrderedDict()
-
-    def play(self, task: Mapping) -> dict[str, Any]:
-        """Returns the reply to a task: what follows a turn, or the beginning of a row's conversation."""
-        return self.step(**{name: task[name] for name in _STEP}) if "said" in task else self.reset(task["row"])
-
-    def step(self, key: str, row: Mapping, said: Sequence[Mapping], known: Sequence[str]) -> dict[str, Any]:
-        """Returns what follows the last of `said`, and the seconds of that step. `known`: the digests of what followed the
-        others.
-
-        Raises:
-          Unlike: played again, something else followed.
-        """
-        live = self._live.pop(key, None)
-        if live is None or live.said != list(said[:-1]):
-            live = begun(self._make, row)
-            for message, expected in zip(said[:-1], known, strict=True):
-                if digest(stepped(live, message)["messages"]) != expected:
-                    raise Unlike("played again with the same messages, it returned something else")
-        self._live[key] = live
-        while len(self._live) > KEPT:
-            self._live.popitem(last=False)
-        begin = time.monotonic()
-        return stepped(live, said[-1]) | {"seconds": time.monotonic() - begin}
-
-    def reset(self, row: Mapping) -> dict[str, Any]:
-        """Returns the messages that a row's conversation begins with."""
-        return {"messages": begun(self._make, row).messages}
-
-    def close(self, key: str) -> None:
-        """Drops a conversation."""
-        self._live.pop(key, None)
-
-
-def main(fd: int, parent: int) -> None:
-    """Serves the socket `fd` until the other end closes it. Each reply names the task that it is of."""
-    die_with(parent)
-    os.set_inheritable(fd, False)
-    channel, buffer = socket.socket(fileno=fd), bytearray()
-    first, task = functions._receive(channel, buffer), None
-    path = first["path"]
-
-    def last_word(kind, error, trace):
-        told = functions.words(error, trace, [path.rpartition(":")[0]])
-        if task is None:
-            place = f" at {told['place']}" if told["place"] else ""
-            text = f"environment {path!r} cannot be loaded: {told['failed']}{place}"
-            channel.sendall(functions.pack({"refused": str(error) if kind is functions.Refused else text}))
-        else:
-            channel.sendall(functions.pack({"task": task["task"]} | told))
-
-    sys.excepthook = last_word
-    make = load(path, first["code"], first["arguments"])
-    player = Player(make)
-    channel.sendall(functions.pack({"ready": list(getattr(make(), "tools", ()) or ())}))
-    while True:
-        task = functions._receive(channel, buffer)
-        for key in task["closed"]:
-            player.close(key)
-        begin = time.monotonic()
-        reply = player.play(task)
-        about = {"task": task["task"], "restarts": counts.pop("restarts", 0)}
-        channel.sendall(functions.pack(about | {"seconds": time.monotonic() - begin} | reply))
+main = functools.partial(serve, made=Player)

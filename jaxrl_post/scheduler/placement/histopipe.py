@@ -26,10 +26,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_post.history import Past
+from jaxrl_post.ring.history import Past
+from jaxrl_post.ring.types import Capacity, Request, Rollout, RolloutId
 from jaxrl_post.scheduler.forecast import ReplicaCapacity, replay, share
 from jaxrl_post.scheduler.placement.placement import went_on
-from jaxrl_post.types import Capacity, Request, Rollout, RolloutId
 
 RANKS = 4
 LAST = 0.1  # share of a rank group's rollouts; when so few remain they may be outliers
@@ -137,40 +137,24 @@ def _climb(curves: np.ndarray, sizes: list[int], objective: Callable[[np.ndarray
 
 @dataclass
 class Rank:
-    """A rank group: groups of similar length.
+    """A rank group: groups of similar length."""
 
-    Attributes:
-      home: its replicas.
-      refuge: the rank group of the longest rollouts, to which outliers move.
-      size: rollouts that it had at first.
-      longest: longest rollout that was expected, in tokens. inf: none was expected.
-      left: unfinished requests by rollout id.
-    """
-
-    home: list[int]
-    refuge: Rank = field(init=False)
-    size: int = 0
-    longest: float = np.inf
-    left: dict[RolloutId, Request] = field(default_factory=dict)
+    home: list[int]  # its replicas
+    refuge: Rank = field(init=False)  # the rank group of the longest rollouts, to which outliers move
+    size: int = 0  # rollouts that it had at first
+    longest: float = np.inf  # rollout that was expected, in tokens; inf: none was
+    left: dict[RolloutId, Request] = field(default_factory=dict)  # unfinished requests
 
 
 @dataclass
 class Way:
-    """Where an unfinished rollout runs.
+    """Where an unfinished rollout runs."""
 
-    Attributes:
-      rank: its rank group.
-      replica: its replica.
-      mean: expected mean length of its group, in tokens.
-      known: whether its prompt has a history.
-      moved: whether it has moved.
-    """
-
-    rank: Rank
-    replica: int
-    mean: float
-    known: bool
-    moved: bool = False
+    rank: Rank  # its rank group
+    replica: int  # its replica
+    mean: float  # expected mean length of its group, in tokens
+    known: bool  # whether its prompt has a history
+    moved: bool = False  # whether it has moved
 
 
 class Expected(NamedTuple):
@@ -182,7 +166,6 @@ class Expected(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """The mean expected length."""
         return float(self.lengths.mean())
 
 
@@ -226,7 +209,6 @@ class RankGroups:
         self._placed += groups
 
     def release(self, capacity: Capacity) -> list[Request]:
-        """Assigns replicas to the queued requests and returns them."""
         if self._placed:
             self._lay(self._expected([group for group in self._placed if group]), len(capacity.slots))
             self._placed = []
@@ -282,7 +264,6 @@ class RankGroups:
         rank.longest = max((float(group.lengths.max()) for group in groups if group.known), default=np.inf)
 
     def _enter(self, request: Request, way: Way) -> None:
-        """Adds a request to its replica."""
         self._ways[request.rollout_id] = way
         way.rank.left[request.rollout_id] = request
         self._load[way.replica] += 1

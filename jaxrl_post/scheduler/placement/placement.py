@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from jaxrl_post.types import Capacity, Request, Rollout, RolloutId
+from jaxrl_post.ring.types import Capacity, Request, Rollout, RolloutId
 
 
 class Placement(Protocol):
@@ -63,7 +63,6 @@ class LeastLoaded:
         self._empty(replicas)
 
     def _empty(self, replicas: int) -> None:
-        """Resets the state for the given number of replicas."""
         self._load = [0] * replicas
         self._ranked = [
             (0, replica) for replica in range(replicas)
@@ -121,13 +120,11 @@ class LeastLoaded:
             self._add(replica, 1)
 
     def _least(self) -> int:
-        """Returns the replica with the lowest load."""
         while self._ranked[0][0] != self._load[self._ranked[0][1]]:
             heapq.heappop(self._ranked)
         return self._ranked[0][1]
 
     def _add(self, replica: int, count: int) -> None:
-        """Changes the load of a replica."""
         self._load[replica] += count
         if len(self._ranked) < 4 * len(self._load):
             heapq.heappush(self._ranked, (self._load[replica], replica))

@@ -22,9 +22,9 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
-from jaxrl_post.history import Past
+from jaxrl_post.ring.history import Past
+from jaxrl_post.ring.types import Capacity, Request, Rollout, RolloutId
 from jaxrl_post.scheduler.placement.placement import went_on
-from jaxrl_post.types import Capacity, Request, Rollout, RolloutId
 
 Key = tuple[int, str]  # epoch and prompt
 UNKNOWN = float("inf")
@@ -50,7 +50,6 @@ class Divided:
         self._stolen: set[RolloutId] = set()
 
     def place(self, groups: Sequence[Sequence[Request]], round: int) -> None:
-        """Queues the requests of a wave."""
         for group in groups:
             self._waiting |= {request.rollout_id: request for request in group}
 
@@ -71,7 +70,6 @@ class Divided:
         return out
 
     def _next(self) -> RolloutId:
-        """Returns the waiting request to start next."""
         return next(iter(self._waiting))
 
     def learn(self, rollout: Rollout) -> tuple[RolloutId, ...]:
@@ -109,7 +107,6 @@ class Divided:
                 self._forget(id)
 
     def _forget(self, id: RolloutId) -> None:
-        """Removes a rollout from its replica."""
         del self._running[self._at.pop(id)][id]
         self._stolen.discard(id)
 
@@ -140,7 +137,6 @@ class LongestFirst(Divided):
         self._turn = 0
 
     def _clear(self) -> None:
-        """Resets estimates and queues."""
         self._ahead: list[RolloutId] = []  # probes in reverse order
         self._groups: dict[Key, list[RolloutId]] = {}  # other requests of each group, in reverse order
         self._estimates: dict[Key, float] = {}
@@ -164,7 +160,6 @@ class LongestFirst(Divided):
         self._ahead = [*reversed(ahead), *self._ahead]
 
     def _estimate(self, key: Key, length: float) -> None:
-        """Sets the estimate of a group, in tokens."""
         self._estimates[key] = length
         heapq.heappush(self._order, (-length, self._ranks[key], key))
 
@@ -196,7 +191,6 @@ class LongestFirst(Divided):
         return super().learn(rollout)
 
     def moved(self, rollouts: Sequence[Rollout]) -> None:
-        """Puts parked rollouts before all other requests."""
         super().moved(rollouts)
         self._ahead += [rollout.id for rollout in reversed(rollouts)]
 
@@ -215,5 +209,4 @@ class LongestFirst(Divided):
 
 
 def _key(id: RolloutId) -> Key:
-    """Returns epoch and prompt id, which identify the group."""
     return id.epoch, id.prompt_id

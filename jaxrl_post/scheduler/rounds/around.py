@@ -1,13 +1,18 @@
-"""The contract of schedulers with rounds, and a wrapper that delegates every call to the scheduler inside it."""
+"""The contract of schedulers with rounds, and wrappers around one: `Overlapped` begins a round before the learner
+has finished the round before.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Protocol
 
-from jaxrl_post.protocols import Scheduler
-from jaxrl_post.scheduler.groups import Open
-from jaxrl_post.types import Capacity, Group, Layout, Part, Request, Rollout, Stop
+from jaxrl_post.ring.protocols import Scheduler
+from jaxrl_post.ring.types import Capacity, Group, Layout, Part, Request, Rollout, Stop
+from jaxrl_post.scheduler.group_filter import NoGroups, Solved
+from jaxrl_post.scheduler.learner_pace import Pace, begins
+from jaxrl_post.scheduler.ledger import PendingGroup
 
 
 class RoundScheduler(Scheduler, Protocol):
@@ -29,17 +34,17 @@ class RoundScheduler(Scheduler, Protocol):
     def max_tokens(self) -> int:
         """The most tokens of a rollout."""
 
-    def late(self) -> list[Open]:
+    def stragglers(self) -> list[PendingGroup]:
         """Returns admitted groups that lack rollouts and that the round waits for. In a race there are none."""
 
-    def kind(self) -> str:
+    def next_kind(self) -> str:
         """Returns the kind of the next round: `short`, `long`, or an empty string where all rounds are alike."""
 
     def metrics(self) -> dict[str, float]:
         """Returns counters since the last call, by metric name."""
 
 
-class AroundRounds:
+class AroundScheduler:
     """A RoundScheduler that delegates every call to the scheduler inside it. Subclasses override some of the calls."""
 
     def __init__(self, inside: RoundScheduler):
@@ -97,8 +102,70 @@ class AroundRounds:
     def max_tokens(self) -> int:
         return self._inside.max_tokens
 
-    def late(self) -> list[Open]:
-        return self._inside.late()
+    def stragglers(self) -> list[PendingGroup]:
+        return self._inside.stragglers()
 
-    def kind(self) -> str:
-        return self._inside.kind()
+    def next_kind(self) -> str:
+        return self._inside.next_kind()
+
+
+@dataclass
+class OverlapState:
+    """The plain values that a checkpoint holds."""
+
+    clock: int = 0  # engine steps
+    until: float = 0.0  # the clock at which the learner's step is due
+    ended: int = -1  # the clock of the last publish
+    busy: bool = False  # whether the learner is at a step
+
+
+class Overlapped(AroundScheduler):
+    """Rounds of one optimizer step each, for a learner with devices of its own.
+
+    While the learner trains on a round, the next round is generated with weights that are one step old. The optimizer
+    step ends when it is due, or when the next round is full. At that moment its weights are swapped in under running
+    rollouts. Until then the groups of a streamed round wait.
+    """
+
+    def __init__(self, scheduler: RoundScheduler, pace: Pace):
+        super().__init__(scheduler)
+        self._pace, self._state = pace, OverlapState()
+
+    def __str__(self) -> str:
+        return f"{self._inside}, the learner {'at work' if self._state.busy else 'at rest'}"
+
+    def admit(self, capacity: Capacity, clock: int) -> list[Request]:
+        self._state.clock = max(self._state.clock, clock)
+        try:
+            return self._inside.admit(capacity, clock)
+        except (NoGroups, Solved):  # the step that is running ends first
+            if not self._state.busy:
+                raise
+            self._state.until = self._state.clock
+            return []
+
+    def take(self) -> list[Part]:
+        """Returns parts for the learner: the end of the running step once it is due, else the parts of the scheduler
+        inside.
+        """
+        if self._state.busy:
+            if self._state.clock < self._state.until and not self._inside.full:
+                return []
+            self._state.busy, self._state.ended = False, self._state.clock
+            return [Part(fresh=(), groups=(), commit=True, publish=True)]
+        parts = self._inside.take()
+        if self._inside.over or not (parts and parts[-1].publish):
+            return parts
+        *pieces, last = parts
+        assert not any(part.commit for part in pieces), "a round of one optimizer step was expected"
+        begun = begins(clock=self._state.clock, until=self._state.until, ended=self._state.ended)
+        self._state.busy = True
+        self._state.until = begun + self._pace.steps([group for part in parts for group in part.groups])
+        return [*pieces, replace(last, commit=False, publish=False)]
+
+    def state_dict(self) -> dict:
+        return asdict(self._state) | {"scheduler": self._inside.state_dict()}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        self._state = OverlapState(**{field.name: state[field.name] for field in fields(OverlapState)})
+        self._inside.load_state_dict(state["scheduler"])

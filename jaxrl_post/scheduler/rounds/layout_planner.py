@@ -15,16 +15,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from jaxrl_post.ring.types import Layout, Part, Rollout, Stop
 from jaxrl_post.scheduler.forecast import ReplicaCapacity, replay, share
-from jaxrl_post.scheduler.rounds.around import AroundRounds, RoundScheduler
-from jaxrl_post.types import Layout, Part, Rollout, Stop
+from jaxrl_post.scheduler.rounds.around import AroundScheduler, RoundScheduler
 
 GAIN = 1.05  # speed-up that a layout must reach
 QUIET = 4  # rounds in a row that must agree before replicas get fewer devices
 
 
-class Planner(AroundRounds):
-    """A RoundScheduler around `scheduler` that chooses a layout for each of its rounds.
+class Planner(AroundScheduler):
+    """Chooses a layout for each round of the scheduler inside.
 
     More devices per replica are chosen as soon as the last round of a kind would have gained. Fewer devices are chosen
     when the last `quiet` rounds of that kind agree.
@@ -62,7 +62,7 @@ class Planner(AroundRounds):
     def layout(self) -> Layout:
         """Returns the layout of the round. It is chosen before the first request of the round."""
         if self._fresh:
-            self._fresh, self._now = False, self.kind()
+            self._fresh, self._now = False, self.next_kind()
             best, rounds = self._better.get(self._now, (self._layout, 0))
             if best != self._layout and rounds >= (1 if best.tensor > self._layout.tensor else self._quiet):
                 self._layout = best
@@ -70,12 +70,10 @@ class Planner(AroundRounds):
         return self._layout
 
     def complete(self, rollout: Rollout) -> Stop:
-        """Records the lengths of a rollout for the forecast."""
         self._work.append((int(rollout.prompt.tokens.size), len(rollout)))
         return self._inside.complete(rollout)
 
     def take(self) -> list[Part]:
-        """Returns the parts of the scheduler inside. A publish ends the round."""
         parts = self._inside.take()
         if any(part.publish for part in parts):
             self._judge()
@@ -97,7 +95,6 @@ class Planner(AroundRounds):
         self._work, self._fresh = [], True
 
     def state_dict(self) -> dict:
-        """Returns the state as plain values. It is called between rounds."""
         return {
             "layout": list(self._layout),
             "better": {kind: [list(layout), rounds] for kind, (layout, rounds) in self._better.items()},
@@ -116,7 +113,6 @@ class Planner(AroundRounds):
         self._inside.load_state_dict(state["scheduler"])
 
     def metrics(self) -> dict[str, float]:
-        """Returns counts since the last call, and the current tensor parallelism."""
         counts, self._counts = self._counts, Counter()
         return self._inside.metrics() | {
             "sched/num_layout_changes": float(counts["num_layout_changes"]),

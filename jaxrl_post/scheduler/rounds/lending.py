@@ -19,29 +19,24 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
-from jaxrl_post.history import Past
+from jaxrl_post.ring.history import Past
+from jaxrl_post.ring.types import Capacity, Layout, Part, Request
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
-from jaxrl_post.scheduler.groups import Open
-from jaxrl_post.scheduler.rounds.around import AroundRounds, RoundScheduler
-from jaxrl_post.types import Capacity, Layout, Part, Request
+from jaxrl_post.scheduler.ledger import PendingGroup
+from jaxrl_post.scheduler.rounds.around import AroundScheduler, RoundScheduler
 
 
 @dataclass
 class LendingState:
-    """The plain values that a checkpoint holds.
+    """The plain values that a checkpoint holds."""
 
-    - `lent`: whether devices are on loan.
-    - `clock`: the clock of the latest `admit`, in engine steps.
-    - `away`: whether devices were on loan from that clock on.
-    """
-
-    lent: bool = False
-    clock: int = 0
-    away: bool = False
+    lent: bool = False  # whether devices are on loan
+    clock: int = 0  # of the latest `admit`, in engine steps
+    away: bool = False  # whether devices were on loan from that clock on
 
 
-class Lending(AroundRounds):
-    """A RoundScheduler around streamed rounds that lends devices to the learner.
+class Lending(AroundScheduler):
+    """Lends devices to the learner, around streamed rounds.
 
     Args:
       rounds: the scheduler to wrap.
@@ -88,14 +83,14 @@ class Lending(AroundRounds):
 
     def _may_be_lent(self) -> bool:
         """Whether enough rollouts have finished, and half of the replicas have slots and KV cache for all others."""
-        late = self._inside.late()
+        late = self._inside.stragglers()
         missing, half = sum(len(opened.missing) for opened in late), self._layouts[True].replicas
         if not 0 < missing <= half * self._replica.slots:
             return False
         done = 1 - missing / self._inside.num_rollouts
         return done >= self._share and sum(map(self._expected, late)) <= half * self._replica.kv_tokens
 
-    def _expected(self, opened: Open) -> int:
+    def _expected(self, opened: PendingGroup) -> int:
         """Returns tokens of KV cache that a group's missing rollouts will need.
 
         Each is expected to be as long as the longest known rollout of its prompt. Known are finished siblings, prefixes
@@ -107,7 +102,6 @@ class Lending(AroundRounds):
         return len(opened.missing) * (opened.prompt.tokens.size + max(known, default=self._inside.max_tokens))
 
     def admit(self, capacity: Capacity, clock: int) -> list[Request]:
-        """Counts the engine steps of a loan and delegates."""
         self._counts["lent_steps"] += self._state.away * (clock - self._state.clock)
         self._state.clock, self._state.away = clock, self._state.lent
         return self._inside.admit(capacity, clock)
@@ -135,7 +129,6 @@ class Lending(AroundRounds):
         self._inside.load_state_dict(state["rounds"])
 
     def metrics(self) -> dict[str, float]:
-        """Returns counts since the last call. They include loans and the engine steps that they lasted."""
         counts, self._counts = self._counts, Counter()
         return self._inside.metrics() | {
             f"sched/{name}": float(counts[name]) for name in ("num_lendings", "lent_steps")

@@ -15,14 +15,14 @@ group is refused. Engine clocks decide races, never the time that a reward takes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrl_post.history import Past
-from jaxrl_post.scheduler.groups import Open, PromptOrder, revived, written
+from jaxrl_post.config import SchedulerConfig
+from jaxrl_post.ring.types import Part, Request, Rollout, RolloutId
+from jaxrl_post.scheduler.ledger import PendingGroup, PromptOrder, group_state, restored
 from jaxrl_post.scheduler.rounds.rounds import Rounds, RoundState
-from jaxrl_post.types import Part, Request, Rollout, RolloutId
 
 _COUNTERS = (
     "num_long_rounds",
@@ -37,77 +37,49 @@ _UNKNOWN = 1 << 31  # tokens; no rollout is longer
 
 @dataclass
 class RaceState(RoundState):
-    """The plain values that a checkpoint holds.
+    """The plain values that a checkpoint holds."""
 
-    - `long`: whether this is a long round.
-    - `limit`: longest rollout that the last short round trained on, in tokens.
-    - `longest`: longest rollout that this round trained on so far, in tokens.
-    - `parked_steps`: longest wait of a group that resumed since the last `metrics`, in engine steps.
-    """
-
-    long: bool = False
-    limit: int = _UNKNOWN
-    longest: int = 0
-    parked_steps: int = 0
+    long: bool = False  # whether this is a long round
+    limit: int = _UNKNOWN  # longest rollout that the last short round trained on, in tokens
+    longest: int = 0  # longest rollout that this round trained on so far, in tokens
+    parked_steps: int = 0  # longest wait of a group that resumed since the last `metrics`, in engine steps
 
 
 class Races(Rounds):
-    """Short and long rounds. Subclasses decide what happens to a group that loses a race (`_put_off`, `_keep`,
+    """Short and long rounds. Subclasses decide what happens to a group that loses a race (`_defer`, `_keep`,
     `_again`).
     """
 
     State = RaceState
     _state: RaceState
 
-    def __init__(
-        self,
-        prompts: PromptOrder,
-        *,
-        over: float,
-        launched: int,
-        long_batches: int = 1,
-        lane: float = 0.0,
-        past: Callable[[str], Sequence[Past]] = lambda prompt_id: (),
-        **rounds: Any,
-    ):
-        """Makes a scheduler before its first round.
+    def __init__(self, prompts: PromptOrder, options: SchedulerConfig, **run: Any):
+        """`run`: as Ledger.
 
-        Args:
-          prompts: the endless order of training prompts.
-          over: prompts that a short round launches per prompt that it trains on, >= 1. With 1 all rounds are
-            synchronous.
-          launched: samples of a group that a short round generates.
-          long_batches: batches of a long round, >= 1.
-          lane: between 0 and 1, the share of the surplus prompts that history may send to the queue without a race. It
-            chooses prompts whose newest record is longer than any rollout of the last short round, longest first. This
-            saves slots, pages and, in `restart`, tokens. It costs time where slots are free: history only predicts
-            lengths, so short groups join the queue too.
-          past: maps a prompt id to its records, newest first (history.History.of).
-          rounds: as Rounds.
+        Raises:
+          ValueError: `over` is below 1. With 1 all rounds are synchronous.
         """
-        super().__init__(prompts, **rounds)
-        if over < 1:
+        super().__init__(prompts, options, **run)
+        if options.over < 1:
             raise ValueError(
-                f"scheduler.over={over} must be at least 1: a short round launches what it trains on and more"
+                f"scheduler.over={options.over} must be at least 1: a short round launches what it trains on and more"
             )
-        self._over, self._launched, self._long_batches, self._lane, self._past = (
-            over,
-            launched,
-            long_batches,
-            lane,
-            past,
-        )
-        self._queue: dict[tuple[int, str], Open] = {}
+        self._queue: dict[tuple[int, str], PendingGroup] = {}
 
     def __str__(self) -> str:
         return f"{super().__str__()}, a {'long' if self._state.long else 'short'} one, {len(self._queue)} groups queue"
 
+    @property
+    def _launched(self) -> int:
+        """Returns how many samples of a group a short round generates."""
+        return self._options.group_size
+
     def _open_round(self) -> int:
         """Returns how many batches the next round makes. The last rounds of a run take all groups that are left."""
-        self._state.long = self.kind() == "long"
+        self._state.long = self.next_kind() == "long"
         batches = self._most
-        if self._left < self._size:
-            batches = min(batches, (len(self._queue) + self._left) // self._size)
+        if self._left < self._options.prompts:
+            batches = min(batches, (len(self._queue) + self._left) // self._options.prompts)
             assert batches, f"groups were lost: {self}"
         return batches if self._state.long else 1
 
@@ -116,86 +88,96 @@ class Races(Rounds):
         need = self._wave_size()
         if self._state.long:
             keys = list(self._queue)[:need]
-            requests = [self._take_up(self._queue.pop(key), clock) for key in keys]
+            requests = [self._resume(self._queue.pop(key), clock) for key in keys]
             return requests + [self._open_group() for _ in range(need - len(keys))], need
-        drawn = [self._draw(self._launched) for _ in range(min(math.ceil(self._over * need - 1e-9), self._left))]
+        drawn = [
+            self._draw(self._launched) for _ in range(min(math.ceil(self._options.over * need - 1e-9), self._left))
+        ]
         slow = self._foreseen(drawn, len(drawn) - need)
         for opened in slow:
             self._queue_up(opened, clock)
         self._counts["num_groups_sent_long"] += len(slow)
         return [self._enter(opened) for opened in drawn if opened.key not in self._queue], need
 
-    def kind(self) -> str:
+    def next_kind(self) -> str:
         """Returns the kind of the next round: `short` or `long`."""
-        return "long" if len(self._queue) >= self._most * self._size or self._left < self._size else "short"
+        return (
+            "long"
+            if len(self._queue) >= self._most * self._options.prompts or self._left < self._options.prompts
+            else "short"
+        )
 
     @property
     def _most(self) -> int:
         """Returns how many batches a long round would take now."""
-        return min(self._long_batches, self._steps - self._state.round)
+        return min(self._options.long_batches, self._steps - self._state.round)
 
     @property
     def _left(self) -> int:
         """Returns how many prompts may still be drawn. With filters this is unlimited, as filters leave out an unknown
         number of groups.
         """
-        return self._steps * self._size - self._state.position if not self._filter_groups else 1 << 62
+        return (
+            self._steps * self._options.prompts - self._state.position if not self._options.filter_groups else 1 << 62
+        )
 
-    def _foreseen(self, drawn: Sequence[Open], surplus: int) -> list[Open]:
-        """Returns groups that history predicts to lose the race, in order of admission."""
+    def _foreseen(self, drawn: Sequence[PendingGroup], surplus: int) -> list[PendingGroup]:
+        """Returns groups that history predicts to lose the race, in order of admission.
+
+        Those are the longest of the groups whose newest record is longer than any rollout of the last short round. They
+        save slots, pages and, in `restart`, tokens. They cost time where slots are free, as history may be wrong.
+        """
         lengths = {}
-        for opened in drawn if self._lane else ():
+        for opened in drawn if self._options.lane else ():
             past = self._past(opened.prompt.id)
             if past and max(past[0].lengths) > self._state.limit:
                 lengths[opened.key] = int(max(past[0].lengths))
-        slowest = set(sorted(lengths, key=lambda key: -lengths[key])[: int(self._lane * surplus)])
+        slowest = set(sorted(lengths, key=lambda key: -lengths[key])[: int(self._options.lane * surplus)])
         return [opened for opened in drawn if opened.key in slowest]
 
-    def _draw(self, launched: int) -> Open:
+    def _draw(self, launched: int) -> PendingGroup:
         """Returns a new group of the next prompt. ValueError: the prompt is in the queue."""
         return self._only(super()._draw(launched), self._queue)
 
-    def _queue_up(self, opened: Open, clock: int) -> None:
-        """Puts a group into the queue."""
+    def _queue_up(self, opened: PendingGroup, clock: int) -> None:
         opened.since = clock
         self._queue[opened.key] = opened
 
-    def _take_up(self, opened: Open, clock: int) -> list[Request]:
+    def _resume(self, opened: PendingGroup, clock: int) -> list[Request]:
         """Returns the requests of a queued group that joins a long round."""
         self._state.parked_steps = max(self._state.parked_steps, clock - opened.since)
         opened.launched = opened.size
         return self._again(opened)
 
-    def late(self) -> list[Open]:
-        """Returns groups that a long round waits for. In a race there are none."""
-        return super().late() if self._state.long else []
+    def stragglers(self) -> list[PendingGroup]:
+        return super().stragglers() if self._state.long else []
 
-    def _became_whole(self, opened: Open, clock: int) -> list[RolloutId]:
+    def _on_group_complete(self, opened: PendingGroup, clock: int) -> list[RolloutId]:
         """Ends the race when the last group that the wave needs is complete. Returns ids of the losers' running
         rollouts.
         """
-        stop = super()._became_whole(opened, clock)
+        stop = super()._on_group_complete(opened, clock)
         if self._state.to_finish == 0:
             for loser in [racing for racing in self._open.values() if not racing.whole]:
                 del self._open[loser.key]
                 stop += loser.ids(self._run_seed, loser.missing)
                 self._queue_up(loser, clock)
                 self._counts["num_groups_deferred"] += 1
-                self._put_off(loser)
+                self._defer(loser)
             self._placement.withdraw(stop)
         return stop
 
-    def _put_off(self, loser: Open) -> None:
+    def _defer(self, loser: PendingGroup) -> None:
         """Handles the finished rollouts of a group that is deferred."""
         raise NotImplementedError
 
-    def _keep(self, opened: Open, rollout: Rollout) -> None:
+    def _keep(self, opened: PendingGroup, rollout: Rollout) -> None:
         """Stores or discards a rollout of a deferred group: it was parked at the end of the race, or finished in the
         same dispatch.
         """
         raise NotImplementedError
 
-    def _again(self, opened: Open) -> list[Request]:
+    def _again(self, opened: PendingGroup) -> list[Request]:
         """Returns the requests with which a deferred group resumes in its long round."""
         raise NotImplementedError
 
@@ -217,7 +199,6 @@ class Races(Rounds):
         super().parked(moved)
 
     def take(self) -> list[Part]:
-        """Returns parts for the learner, and updates the longest trained rollout."""
         parts = super().take()
         for part in parts:
             self._state.longest = max(
@@ -230,11 +211,11 @@ class Races(Rounds):
         return parts
 
     def state_dict(self) -> dict:
-        return super().state_dict() | {"queue": [written(opened) for opened in self._queue.values()]}
+        return super().state_dict() | {"queue": [group_state(opened) for opened in self._queue.values()]}
 
     def load_state_dict(self, state: Mapping) -> None:
         super().load_state_dict(state)
-        queue = [revived(opened, self._prompts) for opened in state["queue"]]
+        queue = [restored(opened, self._prompts) for opened in state["queue"]]
         self._queue = {opened.key: opened for opened in queue}
 
     def metrics(self) -> dict[str, float]:

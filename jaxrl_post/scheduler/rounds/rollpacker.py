@@ -1,6 +1,6 @@
 """Tail batching as RollPacker does it (arXiv 2509.21009, section 4.1, and its code), as a baseline.
 
-RollPacker over-provisions prompts and responses. A short round launches over_prompts * P0 prompts with over_samples *
+RollPacker over-provisions prompts and responses. A short round launches over * P0 prompts with over_samples *
 R0 responses each. It keeps the first R0 responses of the first P0 prompts and aborts the rest. A prompt that was not
 among the first is generated anew in a long round, from its first token. Slow responses are thus dropped, so the policy
 trains on shorter responses than it samples.
@@ -16,9 +16,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from jaxrl_post.scheduler.groups import Open, PromptOrder
+from jaxrl_post.config import SchedulerConfig
+from jaxrl_post.ring.types import Request, Rollout, RolloutId
+from jaxrl_post.scheduler.ledger import PendingGroup, PromptOrder
 from jaxrl_post.scheduler.rounds.races import Races
-from jaxrl_post.types import Request, Rollout, RolloutId
 
 
 class RollPacker(Races):
@@ -26,45 +27,31 @@ class RollPacker(Races):
 
     name = "rollpacker"
 
-    def __init__(
-        self, prompts: PromptOrder, *, over_prompts: float, over_samples: float, group_size: int, **rounds: Any
-    ):
-        """Makes a scheduler before its first round.
+    def __init__(self, prompts: PromptOrder, options: SchedulerConfig, **run: Any):
+        """`run`: as Ledger. The paper uses 1.25 for `over` and for `over_samples`."""
+        if options.over_samples < 1:
+            raise ValueError(f"scheduler.over_samples={options.over_samples} must be at least 1")
+        super().__init__(prompts, options, **run)
 
-        Args:
-          prompts: the endless order of training prompts.
-          over_prompts: the paper's eta for prompts, >= 1. The paper uses 1.25.
-          over_samples: the paper's eta for responses, >= 1. The paper uses 1.25.
-          group_size: R0, the responses per prompt that are trained on.
-          rounds: as Rounds.
-        """
-        if over_samples < 1:
-            raise ValueError(f"scheduler.over_samples={over_samples} must be at least 1")
-        super().__init__(
-            prompts,
-            over=over_prompts,
-            launched=math.ceil(over_samples * group_size - 1e-9),
-            group_size=group_size,
-            **rounds,
-        )
+    @property
+    def _launched(self) -> int:
+        return math.ceil(self._options.over_samples * self._options.group_size - 1e-9)
 
-    def _became_whole(self, opened: Open, clock: int) -> list[RolloutId]:
+    def _on_group_complete(self, opened: PendingGroup, clock: int) -> list[RolloutId]:
         """Returns ids of surplus responses, and of the losers if the race is over."""
         late = opened.ids(self._run_seed, opened.missing)
         self._placement.withdraw(late)
-        return late + super()._became_whole(opened, clock)
+        return late + super()._on_group_complete(opened, clock)
 
-    def _put_off(self, loser: Open) -> None:
+    def _defer(self, loser: PendingGroup) -> None:
         """Discards all rollouts of the group. Its next attempt has other seeds."""
         for rollout in loser.rollouts.values():
             self._keep(loser, rollout)
         loser.rollouts = {}
         loser.attempt += 1
 
-    def _keep(self, opened: Open, rollout: Rollout) -> None:
-        """Counts the tokens of a discarded rollout."""
+    def _keep(self, opened: PendingGroup, rollout: Rollout) -> None:
         self._counts["num_tokens_discarded"] += len(rollout)
 
-    def _again(self, opened: Open) -> list[Request]:
-        """Opens the group anew, without prefixes."""
+    def _again(self, opened: PendingGroup) -> list[Request]:
         return self._enter(opened)

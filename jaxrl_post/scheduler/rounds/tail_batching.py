@@ -18,15 +18,14 @@ shorter rollouts than the policy samples. The bias is as large as with groups dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxrl_post.history import Past
-from jaxrl_post.scheduler.groups import Open, PromptOrder
+from jaxrl_post.config import SchedulerConfig
+from jaxrl_post.ring.types import PREFIX_MODES, Finish, Request, Rollout, Stop
+from jaxrl_post.scheduler.ledger import PendingGroup, PromptOrder
 from jaxrl_post.scheduler.rounds.races import Races
-from jaxrl_post.types import PREFIX_MODES, Finish, Request, Rollout, Stop
 
 
 class TailBatching(Races):
@@ -36,48 +35,23 @@ class TailBatching(Races):
 
     name = "tail batching"
 
-    def __init__(
-        self,
-        prompts: PromptOrder,
-        *,
-        over: float,
-        prefix_mode: str = "verify",
-        long_batches: int = 1,
-        lane: float = 0.0,
-        past: Callable[[str], Sequence[Past]] = lambda prompt_id: (),
-        group_size: int,
-        **rounds: Any,
-    ):
-        """Makes a scheduler before its first round.
-
-        Args:
-          prompts: the endless order of training prompts.
-          over, long_batches, lane, past: as Races.
-          prefix_mode: how a deferred group resumes, one of PREFIX_MODES.
-          group_size, rounds: as Rounds.
+    def __init__(self, prompts: PromptOrder, options: SchedulerConfig, **run: Any):
+        """`run`: as Ledger.
 
         Raises:
           ValueError: an unknown `prefix_mode`.
         """
-        if prefix_mode not in PREFIX_MODES:
-            raise ValueError(f"scheduler.prefix_mode must be one of {', '.join(PREFIX_MODES)}, got {prefix_mode!r}")
-        super().__init__(
-            prompts,
-            over=over,
-            launched=group_size,
-            long_batches=long_batches,
-            lane=lane,
-            past=past,
-            group_size=group_size,
-            **rounds,
-        )
-        self._prefix_mode = prefix_mode
+        if options.prefix_mode not in PREFIX_MODES:
+            raise ValueError(
+                f"scheduler.prefix_mode must be one of {', '.join(PREFIX_MODES)}, got {options.prefix_mode!r}"
+            )
+        super().__init__(prompts, options, **run)
 
-    def _put_off(self, loser: Open) -> None:
+    def _defer(self, loser: PendingGroup) -> None:
         """Counts the tokens of finished rollouts, which stay with the group."""
         self._counts["num_tokens_deferred"] += sum(map(len, loser.rollouts.values()))
 
-    def _keep(self, opened: Open, rollout: Rollout) -> None:
+    def _keep(self, opened: PendingGroup, rollout: Rollout) -> None:
         """Stores a rollout with its group: a parked one as a prefix, a finished one as finished."""
         kept = opened.prefixes if rollout.finish is Finish.PARKED else opened.rollouts
         assert rollout.id.sample not in opened.rollouts, f"{rollout.id} came back twice"
@@ -85,23 +59,23 @@ class TailBatching(Races):
         if len(rollout):
             kept[rollout.id.sample] = rollout
 
-    def _again(self, opened: Open) -> list[Request]:
+    def _again(self, opened: PendingGroup) -> list[Request]:
         """Returns the requests with which the group resumes, as `prefix_mode` says."""
-        if self._prefix_mode == "verify":
+        if self._options.prefix_mode == "verify":
             opened.prefixes |= opened.rollouts
             opened.rollouts = {}
-        elif self._prefix_mode == "restart":
+        elif self._options.prefix_mode == "restart":
             had = [*opened.prefixes.values(), *opened.rollouts.values()]
             self._counts["num_tokens_discarded"] += sum(map(len, had))
             opened.prefixes, opened.rollouts = {}, {}
-        return self._enter(opened, self._prefix_mode)
+        return self._enter(opened, self._options.prefix_mode)
 
     def held(self) -> list[Rollout]:
         """Returns finished rollouts of groups that have no scores yet. In recompute mode this includes the queue, since
         its finished rollouts are not generated again.
         """
         waiting = (
-            self._queue.values() if self._prefix_mode == "recompute" else ()
+            self._queue.values() if self._options.prefix_mode == "recompute" else ()
         )  # other modes generate these rollouts again
         return super().held() + [rollout for opened in waiting for rollout in opened.rollouts.values()]
 
@@ -115,7 +89,6 @@ class TailBatching(Races):
 
 
 def _agreeing(one: np.ndarray, other: np.ndarray) -> int:
-    """Returns the number of tokens before the first difference."""
     size = min(len(one), len(other))
     differ = one[:size] != other[:size]
     return int(differ.argmax()) if differ.any() else size

@@ -18,20 +18,18 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from jaxrl_post.data.tokenizer import Tokenizer
-from jaxrl_post.json_text import shown
 from jaxrl_post.rewards.environments.session import AGAIN, OVER, UNKNOWN, UNLIKE, NotPlayed, Session
 from jaxrl_post.rewards.environments.sessions import Sessions, Wake
-from jaxrl_post.serve import asked as bodies
 from jaxrl_post.serve import exchange, schema
-from jaxrl_post.serve.agents.turn_form import TurnForm
-from jaxrl_post.serve.asked import Asked
-from jaxrl_post.serve.refusal import Refusal, error, wrong
+from jaxrl_post.serve import request_bodies as bodies
+from jaxrl_post.serve.forms import TurnForm
+from jaxrl_post.serve.request_bodies import SamplingRequest
+from jaxrl_post.serve.schema import Refusal, not_served, wrong
 
 LONGEST_S = 600.0  # of a request that waits
 LARGEST = 1e30  # of a reward or a component
@@ -51,7 +49,7 @@ class About:
     """
 
     model: str
-    words: Tokenizer
+    tokenizer: Tokenizer
     tools: tuple[Mapping, ...]
     max_turns: int
     max_tokens: int
@@ -70,16 +68,7 @@ def app(sessions: Sessions, about: About, token: str) -> Starlette:
         Route("/sessions/{name}/failed", endpoints.failed, methods=["POST"]),
         Route("/health", endpoints.health),
     ]
-    return Starlette(
-        routes=routes,
-        middleware=[exchange.door(token)],
-        exception_handlers={
-            Refusal: exchange.refused,
-            NotPlayed: _not_played,
-            HTTPException: exchange.unrouted(_PATHS),
-            500: exchange.failed,
-        },
-    )
+    return exchange.openai(routes, token, _PATHS, refusals={NotPlayed: _refusal})
 
 
 class Endpoints:
@@ -97,8 +86,8 @@ class Endpoints:
             )
         except NotPlayed:
             return JSONResponse({"sessions": [], "ended": True})
-        told = {"sessions": [self._described(one, request) for one in found or ()], "ended": False}
-        return Response(json.dumps(told, default=_plain), media_type="application/json")
+        taken = {"sessions": [self._described(one, request) for one in found or ()], "ended": False}
+        return Response(json.dumps(taken, default=_plain), media_type="application/json")
 
     async def count(self, request: Request) -> Response:
         """GET /v1/sessions."""
@@ -113,16 +102,19 @@ class Endpoints:
     async def chat(self, request: Request) -> Response:
         """POST /sessions/ID/v1/chat/completions: the turn behind the messages."""
         name = request.path_params["name"]
-        body, asked = await exchange.body(request, lambda value: (value, bodies.chat(value)))
-        self._refuse_others(body, asked)
+        body, sampling = await exchange.body(request, lambda value: (value, bodies.chat(value)))
+        self._refuse_others(body, sampling)
         spoken = await self._until(
-            request, lambda wake: self._sessions.heard(name, asked.messages, wake), asked.timeout_s or LONGEST_S, name
+            request,
+            lambda wake: self._sessions.heard(name, sampling.messages, wake),
+            sampling.timeout_s or LONGEST_S,
+            name,
         )
         if spoken is None:
-            raise Refusal(408, "the policy's turn is not sampled yet; send the same request again")
+            raise Refusal("the policy's turn is not sampled yet; send the same request again", status=408)
         about = self._about
-        form = TurnForm(spoken, asked, about.words, name=name, model=about.model, max_turns=about.max_turns)
-        if not asked.stream:
+        form = TurnForm(spoken, sampling, about.tokenizer, name=name, model=about.model, max_turns=about.max_turns)
+        if not sampling.stream:
             return JSONResponse(form.whole())
         events = b"".join(map(exchange.event, form.chunks())) + b"data: [DONE]\n\n"
         return Response(events, media_type="text/event-stream")
@@ -155,7 +147,12 @@ class Endpoints:
 
         Returns None where nothing is found within the seconds, or the client has gone: what it took would be lost."""
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
-        wake, end = _waking(loop, ready), loop.time() + seconds
+        end = loop.time() + seconds
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(ready.set)
+
         try:
             while not (found := look(wake)):
                 await asyncio.wait_for(ready.wait(), end - loop.time())
@@ -168,37 +165,28 @@ class Endpoints:
         finally:
             self._sessions.leave(wake, name)
 
-    def _refuse_others(self, body: Mapping[str, Any], asked: Asked) -> None:
+    def _refuse_others(self, body: Mapping[str, Any], sampling: SamplingRequest) -> None:
         """Refuses what would ask for other tokens than those of the run."""
         about = self._about
-        if asked.model and asked.model != about.model:
-            raise Refusal(404, f"there is no model {asked.model[:80]!r}; the only one is {about.model!r}", "model")
+        if sampling.model and sampling.model != about.model:
+            raise Refusal(
+                f"there is no model {sampling.model[:80]!r}; the only one is {about.model!r}", "model", status=404
+            )
         for name in _OTHERS:
             if body.get(name) is not None:
-                raise Refusal(
-                    400,
-                    f"{name}={shown(body[name])} is not served: the run samples by its own law and seeds; leave it out",
-                    name,
-                )
-        if asked.n != 1:
-            raise wrong("n", asked.n, "1: every sample is a session of its own", "1")
-        if 0 < asked.max_tokens < about.max_tokens:
+                raise not_served(name, body[name], "the run samples by its own law and seeds; leave it out")
+        if sampling.n != 1:
+            raise wrong("n", sampling.n, "1: every sample is a session of its own", "1")
+        if 0 < sampling.max_tokens < about.max_tokens:
             near = str(about.max_tokens)
-            raise wrong("max_tokens", asked.max_tokens, "left out, or the run's sampling.max_tokens at least", near)
+            raise wrong("max_tokens", sampling.max_tokens, "left out, or the run's sampling.max_tokens at least", near)
         for name in ("chat_template_kwargs", "continue_final_message"):
             if body.get(name):
-                raise Refusal(
-                    400, f"{name} is not served: the template has the run's arguments alone; leave it out", name
-                )
+                raise Refusal(f"{name} is not served: the template has the run's arguments alone; leave it out", name)
         if about.tools and body.get("tool_choice") == "none":
-            raise Refusal(
-                400,
-                "tool_choice='none' is not served: the policy is shown the run's tools; leave it out",
-                "tool_choice",
-            )
+            raise not_served("tool_choice", "none", "the policy is shown the run's tools; leave it out")
         if body.get("tools") and list(body["tools"]) != list(about.tools):
             raise Refusal(
-                400,
                 f"tools has {len(body['tools'])} functions that are not those of the run's environment.arguments.tools, "
                 f"{len(about.tools)}; send these, or leave tools out",
                 "tools",
@@ -220,16 +208,6 @@ class Endpoints:
             "seed": rollout.id.seed().tolist(),
             **{name: value for name, value in rollout.id._asdict().items() if name != "run_seed"},
         }
-
-
-def _waking(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> Wake:
-    """Returns what sets an event from any thread. A loop that is closed waits for nothing."""
-
-    def wake() -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(ready.set)
-
-    return wake
 
 
 class _Take(schema.Body):
@@ -272,7 +250,5 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-async def _not_played(request: Request, refused: NotPlayed) -> Response:
-    status = _STATUS[refused.kind]
-    param = "messages" if refused.kind == UNLIKE else None
-    return JSONResponse(error(status, refused.sentence, param), status)
+def _refusal(wrong: NotPlayed) -> Refusal:
+    return Refusal(wrong.sentence, "messages" if wrong.kind == UNLIKE else None, status=_STATUS[wrong.kind])

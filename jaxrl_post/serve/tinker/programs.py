@@ -1,13 +1,18 @@
 """Device programs of a client's training: log-probs, gradient sums, and Adam's step. Pure functions of their arguments.
 
+Datums of a request are packed into micro-batches of one static shape. Everything is indexed at the input token; the target
+at [b, t] is what stands behind the input at [b, t].
+
 Invariant: all clients whose weights have one form share the programs, and no program takes the weights of two clients. A
-gradient is a plain sum over tokens: nothing divides it.
+gradient is a plain sum over tokens: nothing divides it. Where a datum lies is a function of the lengths of its own request
+alone. So what other clients train changes no bit of it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,11 +23,75 @@ from jaxtyping import Array, Float
 
 from jaxrl_post.models import lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.serve.tinker.datums import Micro
 from jaxrl_post.serve.tinker.losses import LOSSES, Bounds
-from jaxrl_post.trainer import compiled_programs
+from jaxrl_post.trainer import compiled_programs, packing
 from jaxrl_post.trainer import programs as learning
 from jaxrl_post.trainer.programs import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Datum:
+    """Inputs and targets of one sequence, int32[N] each, and what the losses read, float32[N] each.
+
+    Tensors that the loss does not read are zeros.
+    """
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+    advantages: np.ndarray
+    logprobs: np.ndarray
+
+    def __len__(self) -> int:
+        return self.tokens.size
+
+
+class Micro(NamedTuple):
+    """A micro-batch. `targets`: int32[rows, tokens]."""
+
+    batch: packing.Batch
+    targets: Any
+
+
+class DatumSpan(NamedTuple):
+    """Where a datum lies: its numbers are at [micro][row, start : start + length]."""
+
+    micro: int
+    row: int
+    start: int
+    length: int
+
+
+def pack(datums: Sequence[Datum], rows: int, tokens: int) -> tuple[list[Micro], list[DatumSpan]]:
+    """Returns micro-batches [rows, tokens] that hold every datum whole, and the places in the order of the datums.
+
+    No datum may be longer than `tokens`.
+    """
+    row, start, used = packing.place(np.array([len(one) for one in datums], np.int64), tokens)
+    blank = packing.blank(-(-used // rows) * rows, tokens, np.float32)
+    targets, segments = np.zeros_like(blank.tokens), np.zeros(len(blank.tokens), np.int32)
+    for index in np.lexsort((start, row)):  # along each row, so that segments are numbered from left to right
+        one, r = datums[index], row[index]
+        segments[r] += 1
+        at = r, slice(start[index], start[index] + len(one))
+        blank.tokens[at], targets[at] = one.tokens, one.targets
+        blank.positions[at], blank.segment_ids[at] = np.arange(len(one)), segments[r]
+        blank.loss_mask[at], blank.loss_weights[at] = True, one.weights
+        blank.advantages[at], blank.rollout_logprobs[at] = one.advantages, one.logprobs
+    leaves = {name: leaf for name, leaf in _leaves(blank).items() if leaf is not None}
+    cuts = [slice(at, at + rows) for at in range(0, len(blank.tokens), rows)]
+    micros = [Micro(packing.Batch(**{name: leaf[cut] for name, leaf in leaves.items()}), targets[cut]) for cut in cuts]
+    places = [DatumSpan(int(r) // rows, int(r) % rows, int(s), len(one)) for r, s, one in zip(row, start, datums)]
+    return micros, places
+
+
+def unpacked(arrays: Sequence[np.ndarray], places: Sequence[DatumSpan]) -> list[np.ndarray]:
+    """Cuts the [rows, tokens] results of each micro-batch into one vector for each datum."""
+    return [np.array(arrays[p.micro][p.row, p.start : p.start + p.length]) for p in places]
+
+
+def _leaves(batch: packing.Batch) -> dict[str, np.ndarray | None]:
+    return {one.name: getattr(batch, one.name) for one in dataclasses.fields(batch)}
 
 
 class Moments(NamedTuple):
@@ -32,31 +101,29 @@ class Moments(NamedTuple):
     second: Any
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adam:
-    """The numbers of one optimizer step. `clip`: largest norm of the gradient; 0: any."""
-
-    rate: float
-    beta1: float
-    beta2: float
-    eps: float
-    decay: float
-    clip: float
-
-    def scalars(self, step: int) -> dict[str, np.float32]:
-        """Returns the arguments of `stepped`. `step`: from 1."""
-        given = dict(rate=self.rate, beta1=self.beta1, beta2=self.beta2, eps=self.eps, decay=self.decay)
-        given["most"] = self.clip or np.inf
-        given["rest1"], given["rest2"] = 1.0 - self.beta1, 1.0 - self.beta2  # float32 would lose digits of these
-        given["unbias1"], given["unbias2"] = 1.0 - self.beta1**step, 1.0 - self.beta2**step
-        return {name: np.float32(value) for name, value in given.items()}
+def adam_scalars(
+    step: int,
+    *,
+    learning_rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    grad_clip_norm: float,
+) -> dict[str, np.float32]:
+    """Returns the arguments of `stepped`. `step`: from 1. `grad_clip_norm`: largest norm of the gradient; 0: any."""
+    given = dict(rate=learning_rate, beta1=beta1, beta2=beta2, eps=eps, decay=weight_decay)
+    given["most"] = grad_clip_norm or np.inf
+    given["rest1"], given["rest2"] = 1.0 - beta1, 1.0 - beta2  # float32 would lose digits of these
+    given["unbias1"], given["unbias2"] = 1.0 - beta1**step, 1.0 - beta2**step
+    return {name: np.float32(value) for name, value in given.items()}
 
 
 def logprobs(policy: Any, micro: Micro, recipe: Recipe) -> Float[Array, "B T"]:
     """Returns the log-prob of the target at every token, in nats. Padding has a value without a meaning."""
     policy = lora.whole(policy)
     h = learning.hidden(policy, recipe.model, micro.batch, recipe)
-    return learning.laws(policy, h, micro.targets, recipe)[0]
+    return learning.logprobs_and_entropy(policy, h, micro.targets, recipe)[0]
 
 
 def forward(policy: Any, micro: Micro, bounds: Bounds, recipe: Recipe, loss: str) -> tuple[Any, Any]:

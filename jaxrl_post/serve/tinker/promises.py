@@ -1,7 +1,7 @@
-"""Results that clients fetch later: a request becomes a promise, which is settled once.
+"""Promises: a request becomes one, which is settled once, and whose result its client fetches later.
 
-Invariant: a request that is sent twice, as clients do after a lost connection, becomes one promise and is carried out once.
-Everything here belongs to the event loop.
+They belong to the event loop. A request that is sent twice, as clients do after a lost connection, becomes one promise and
+is carried out once.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import collections
 import secrets
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
+
+from jaxrl_post.ring.json_text import said
+from jaxrl_post.serve.schema import Refusal
 
 KEPT = 4096  # settled promises that can still be fetched, the newest ones
 KEPT_NUMBERS = 1 << 22  # in results that were fetched and can be fetched again; a number takes about 32 bytes
+Result = Mapping[str, Any]  # in the API's form
 
 
 class Promise:
@@ -24,7 +28,7 @@ class Promise:
 
     def __init__(self, name: str, owner: str, key_owner: str):
         self.name, self.owner, self.key_owner = name, owner, key_owner
-        self.result: Mapping[str, Any] | None = None
+        self.result: Result | None = None
         self.numbers = 0
         self._settled = asyncio.Event()
 
@@ -36,13 +40,13 @@ class Promise:
             return False
         return True
 
-    def settle(self, result: Mapping[str, Any]) -> None:
+    def settle(self, result: Result) -> None:
         """Gives the result. A second one is left out."""
         if self.result is None:
             self.result = result
             self._settled.set()
 
-    def take(self) -> Mapping[str, Any] | None:
+    def take(self) -> Result | None:
         """Returns the result for its client. It is kept for a client that asks again, but not for ever."""
         self.numbers = _numbers(self.result)
         return self.result
@@ -74,7 +78,7 @@ class Promises:
             self._keys[key], self._named[one.name] = one.name, key
         return one
 
-    def end(self, reason: Mapping[str, Any], owner: str = "") -> None:
+    def end(self, reason: Result, owner: str = "") -> None:
         """Settles what is open, of one owner or of all."""
         for one in self._open.values():
             if not owner or one.owner == owner:
@@ -103,3 +107,11 @@ def _numbers(value: Any) -> int:
 def refused(sentence: str, *, ours: bool = False) -> dict[str, str]:
     """Returns the result of a request that failed, in the API's form. `ours`: the server is at fault."""
     return {"error": sentence, "category": "server" if ours else "user"}
+
+
+def answered(call: Callable[[], Result]) -> Result:
+    """Returns the result of a call, or its refusal."""
+    try:
+        return call()
+    except (Refusal, ValueError) as error:
+        return refused(said(error), ours=isinstance(error, Refusal) and error.status >= 500)

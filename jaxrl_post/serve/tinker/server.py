@@ -12,18 +12,18 @@ import jax
 import numpy as np
 
 from jaxrl_post.config import Config
-from jaxrl_post.launch import build, inputs
-from jaxrl_post.launch.policy import Policy
+from jaxrl_post.launch.parts import build, inputs
+from jaxrl_post.launch.parts.policy import Policy
+from jaxrl_post.ring.types import MOST_ENDS
 from jaxrl_post.serve.http_server import HttpServer
 from jaxrl_post.serve.listening import address
 from jaxrl_post.serve.tinker.app import app
-from jaxrl_post.serve.tinker.forms import Limits
+from jaxrl_post.serve.tinker.bodies import Limits
 from jaxrl_post.serve.tinker.sampler import Sampler
 from jaxrl_post.serve.tinker.service import Service
 from jaxrl_post.serve.tinker.snapshots import Snapshots
 from jaxrl_post.serve.tinker.trainer import Trainer
 from jaxrl_post.trainer import programs
-from jaxrl_post.types import MOST_ENDS
 
 
 class Server:

@@ -6,26 +6,23 @@ Invariant: a request is checked whole before it is queued. A refused request cha
 from __future__ import annotations
 
 import asyncio
-import functools
 import secrets
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-import anyio
-
-from jaxrl_post.json_text import shown
 from jaxrl_post.models.model_config import Lora
-from jaxrl_post.serve.refusal import Refusal
-from jaxrl_post.serve.tinker import bodies, forms
-from jaxrl_post.serve.tinker.promises import Promise, Promises, refused
-from jaxrl_post.serve.tinker.sampler import BASE, Sampler, Sampling
+from jaxrl_post.ring.json_text import shown
+from jaxrl_post.serve.device_service import DeviceService
+from jaxrl_post.serve.request_bodies import SamplingRequest
+from jaxrl_post.serve.schema import Refusal
+from jaxrl_post.serve.tinker.bodies import Limits, Pass
+from jaxrl_post.serve.tinker.promises import Promise, Promises, Result, answered, refused
+from jaxrl_post.serve.tinker.sampler import BASE, Sampler
 from jaxrl_post.serve.tinker.snapshots import Saved, Snapshots
 from jaxrl_post.serve.tinker.trainer import Outcome, Trainer
-from jaxrl_post.serve.tinker.worker import Piece, Worker
 
-_STOP_S = 30.0  # for the last piece
 _SEED_BITS = 63  # of a seed that the server draws
 _SWEEP_S = 5.0  # between two looks for sessions that are over
 _STOPPED = "the server is stopping"
@@ -50,13 +47,13 @@ class Session:
     passing: list[Saved] = field(default_factory=list)
 
 
-class Service:
-    """What the endpoints do.
+class Service(DeviceService):
+    """What the endpoints do: a method for each path, which gets the owner of the key and the body, `given`.
 
     Args:
       name: of the base, as clients call it.
       tokenizer: a folder that transformers reads, or the name of one.
-      queue: pieces of work that may wait. idle_s: seconds without a sign after which a session is over.
+      queue: calls and requests that may wait. idle_s: seconds without a sign after which a session is over.
       say: gets lines for the operator.
     """
 
@@ -65,7 +62,7 @@ class Service:
         trainer: Trainer,
         sampler: Sampler,
         snapshots: Snapshots,
-        limits: forms.Limits,
+        limits: Limits,
         *,
         name: str,
         tokenizer: str,
@@ -74,59 +71,55 @@ class Service:
         say: Callable[[str], object],
     ):
         self.name, self.tokenizer, self.limits = name, tokenizer, limits
-        self._check_sampling = sampler.check
-        self.promises, self.worker = Promises(), Worker(sampler, lambda: self._later(self._end))
-        self.failed, self.broken, self._stopping = asyncio.Event(), False, False
-        self._trainer, self._snapshots, self._queue, self._idle_s, self._say = trainer, snapshots, queue, idle_s, say
+        super().__init__(sampler.engine, say=say)
+        self.promises, self._sampler = Promises(), sampler
+        self._trainer, self._snapshots, self._most_waiting, self._idle_s = trainer, snapshots, queue, idle_s
         self._sessions: dict[str, Session] = {}
         self._owners: dict[str, Session] = {}  # of training runs
         self._samplers: dict[str, tuple[Session, Saved]] = {}  # session and weights of a sampler
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper: asyncio.Task | None = None
 
     def start(self) -> None:
-        """Starts the thread of the devices. It is called in the event loop."""
-        self._loop = asyncio.get_running_loop()
-        self.worker.start()
+        """Starts the thread of the devices, and looks for sessions that are over."""
+        super().start()
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def stop(self) -> None:
-        """Ends the thread, and open requests with it."""
-        self._stopping = True
+        """Ends the thread, and all sessions."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        await anyio.to_thread.run_sync(self.worker.stop, _STOP_S)
+        await super().stop()
         for session in list(self._sessions.values()):
             self._leave(session)
 
     # ---- sessions
 
-    def create_session(self, owner: str, given: bodies.CreateSession) -> dict[str, Any]:
+    def create_session(self, owner: str, given: Any) -> Result:
         """Begins a session."""
         one = Session(_id("session"), owner, time.monotonic())
         self._sessions[one.name] = one
-        told = {"info_message": None, "warning_message": _UNEMBEDDED, "error_message": None}
-        return {"type": "create_session", "session_id": one.name, **told}
+        messages = {"info_message": None, "warning_message": _UNEMBEDDED, "error_message": None}
+        return {"type": "create_session", "session_id": one.name, **messages}
 
-    def session_heartbeat(self, owner: str, given: bodies.Heartbeat) -> dict[str, Any]:
+    def session_heartbeat(self, owner: str, given: Any) -> Result:
         """Keeps a session."""
         self._session(owner, given.session_id).heard = time.monotonic()
         return {"type": "session_heartbeat"}
 
-    def create_sampling_session(self, owner: str, given: bodies.CreateSamplingSession) -> dict[str, Any]:
+    def create_sampling_session(self, owner: str, given: Any) -> Result:
         """Begins to sample saved weights, or the base."""
         sampled, name = (self._session(owner, given.session_id), self._path(owner, given)), _id("sampler")
         self._samplers[name] = sampled
         return {"type": "create_sampling_session", "sampling_session_id": name}
 
-    def sampler(self, owner: str, name: str) -> dict[str, Any]:
+    def sampler(self, owner: str, name: str) -> Result:
         """Tells what a sampler samples."""
         _, saved = self._sampled(owner, name)
         return {"sampler_id": name, "base_model": self.name, "model_path": saved.path or None}
 
     # ---- training runs
 
-    def create_model(self, owner: str, given: bodies.CreateModel) -> dict[str, Any]:
+    def create_model(self, owner: str, given: Any) -> Result:
         """Begins a training run."""
         session = self._session(owner, given.session_id)
         self._check_base(given.base_model)
@@ -137,7 +130,7 @@ class Service:
             return _future(earlier)
         run = _id("run")
 
-        def begin() -> dict[str, Any]:
+        def begin() -> Result:
             self._trainer.begin(run, added, seed)
             return {"type": "create_model", "model_id": run}
 
@@ -145,19 +138,19 @@ class Service:
         session.runs[run], self._owners[run] = added, session
         return _future(promise) | {"model_id": run}
 
-    def get_info(self, owner: str, given: bodies.Named) -> dict[str, Any]:
+    def get_info(self, owner: str, given: Any) -> Result:
         """Tells what a training run trains, and which tokenizer its tokens are of."""
         added = self._owner(owner, given.model_id).runs[given.model_id]
         about = {"model_name": self.name, "tokenizer_id": self.tokenizer}
         more = {"is_lora": added is not None, "lora_rank": added.rank if added else None, "model_name": self.name}
         return {"type": "get_info", "model_data": about, "model_id": given.model_id, **more}
 
-    def unload_model(self, owner: str, given: bodies.Named) -> dict[str, Any]:
+    def unload_model(self, owner: str, given: Any) -> Result:
         """Ends a training run. What it saved under a name stays."""
         run = given.model_id
         session = self._owner(owner, run)
 
-        def end() -> dict[str, Any]:
+        def end() -> Result:
             self._trainer.runs.pop(run, None)
             return {"type": "unload_model", "model_id": run}
 
@@ -165,48 +158,44 @@ class Service:
         del self._owners[run]  # the session keeps the name, as it may end before the piece is run
         return _future(promise)
 
-    def forward(self, owner: str, given: bodies.Forward, asked: forms.Pass) -> dict[str, Any]:
+    def forward(self, owner: str, given: Any, given_pass: Pass) -> Result:
         """Gives log-probs and losses."""
-        return self._passed(owner, given, asked, self._trainer.forward)
+        return self._passed(owner, given, given_pass, self._trainer.forward)
 
-    def forward_backward(self, owner: str, given: bodies.ForwardBackward, asked: forms.Pass) -> dict[str, Any]:
+    def forward_backward(self, owner: str, given: Any, given_pass: Pass) -> Result:
         """Gives log-probs and losses, and adds the gradient."""
-        return self._passed(owner, given, asked, self._trainer.forward_backward)
+        return self._passed(owner, given, given_pass, self._trainer.forward_backward)
 
-    def _passed(
-        self, owner: str, given: bodies.Trained, asked: forms.Pass, run: Callable[..., Outcome]
-    ) -> dict[str, Any]:
-        def work() -> dict[str, Any]:
-            return _outcome(run(given.model_id, asked.datums, asked.loss, asked.bounds))
+    def _passed(self, owner: str, given: Any, given_pass: Pass, run: Callable[..., Outcome]) -> Result:
+        def work() -> Result:
+            return _outcome(run(given.model_id, given_pass.datums, given_pass.loss, given_pass.bounds))
 
         return self._trained(owner, given, work)
 
-    def optim_step(self, owner: str, given: bodies.OptimStep) -> dict[str, Any]:
+    def optim_step(self, owner: str, given: Any) -> Result:
         """Takes an optimizer step."""
-        adam = given.adam_params.read()
-
-        def work() -> dict[str, Any]:
-            return {"type": "optim_step", "metrics": {"grad_norm": self._trainer.step(given.model_id, adam)}}
-
-        return self._trained(owner, given, work)
+        adam, step = given.adam_params.model_dump(), self._trainer.step
+        return self._trained(
+            owner, given, lambda: {"type": "optim_step", "metrics": {"grad_norm": step(given.model_id, adam)}}
+        )
 
     # ---- saved weights
 
-    def save_weights(self, owner: str, given: bodies.SaveWeights) -> dict[str, Any]:
+    def save_weights(self, owner: str, given: Any) -> Result:
         """Saves weights and the optimizer's state."""
 
-        def work() -> dict[str, Any]:
+        def work() -> Result:
             saved = self._snapshots.path(owner, given.model_id, "weights", given.path, replace=given.overwrite)
             self._snapshots.write(saved, self._trainer.snapshot(given.model_id, optimizer=True))
             return {"type": "save_weights", "path": saved.path}
 
         return self._trained(owner, given, work)
 
-    def save_weights_for_sampler(self, owner: str, given: bodies.SaveWeightsForSampler) -> dict[str, Any]:
+    def save_weights_for_sampler(self, owner: str, given: Any) -> Result:
         """Saves weights to sample from. Without a name they end with the session."""
         session, run, sampler = self._owner(owner, given.model_id), given.model_id, _id("sampler")
 
-        def work() -> dict[str, Any]:
+        def work() -> Result:
             saved = self._snapshots.path(owner, run, "sampler_weights", given.path or sampler)
             self._snapshots.write(saved, self._trainer.snapshot(run, optimizer=False))
             if given.path is not None:
@@ -217,19 +206,19 @@ class Service:
 
         return self._trained(owner, given, work)
 
-    def load_weights(self, owner: str, given: bodies.LoadWeights) -> dict[str, Any]:
+    def load_weights(self, owner: str, given: Any) -> Result:
         """Continues a run from saved weights."""
 
-        def work() -> dict[str, Any]:
+        def work() -> Result:
             saved = self._snapshots.read(Saved(owner, given.path))
             self._trainer.load(given.model_id, saved, optimizer=given.optimizer)
             return {"type": "load_weights", "path": given.path}
 
         return self._trained(owner, given, work)
 
-    def weights_info(self, owner: str, given: bodies.WeightsInfo) -> dict[str, Any]:
+    def weights_info(self, owner: str, given: Any) -> Result:
         """Tells which run may load saved weights."""
-        about = self._snapshots.about(Saved(owner, given.tinker_path))
+        about = self._snapshots.read(Saved(owner, given.tinker_path), whole=False)
         added = about.lora
         return {
             "base_model": about.base,
@@ -242,19 +231,27 @@ class Service:
 
     # ---- sampling
 
-    def asample(self, owner: str, given: forms.SampleBody, asked: forms.Ask) -> dict[str, Any]:
+    def asample(self, owner: str, given: Any, sampling: SamplingRequest) -> Result:
         """Samples."""
         session, saved = self._sampled(owner, given.sampling_session_id)
-        self._check_sampling(asked)
-        seed = secrets.randbits(_SEED_BITS) if asked.seed is None else asked.seed
-        key = ("asample", given.sampling_session_id, given.seq_id)
-        return _future(self._queued(session, None, key, Sampling(path=saved, ask=asked, seed=seed)))
+        sampling_params, key = (
+            self._sampler.sampling_params(sampling),
+            ("asample", given.sampling_session_id, given.seq_id),
+        )
 
-    async def retrieve_future(self, owner: str, given: bodies.Fetched, seconds: float) -> Mapping[str, Any] | None:
+        def submit(settle: Callable[[Result], object]) -> None:
+            seeded = sampling.seeded(_SEED_BITS)
+            self.thread.submit(self._sampler.request(seeded, sampling_params, saved, owner=session.name, settle=settle))
+
+        return _future(self._promised(session, key, submit))
+
+    async def retrieve_future(self, owner: str, given: Any, seconds: float) -> Result | None:
         """Returns the result of a request, or None where it is not there after some seconds."""
         promise = self.promises.find(given.request_id, owner)
         if promise is None:
-            raise Refusal(410, f"there is no request {shown(given.request_id)} any more; send it again", "request_id")
+            raise Refusal(
+                f"there is no request {shown(given.request_id)} any more; send it again", "request_id", status=410
+            )
         session = self._sessions.get(promise.owner)
         if session is None:
             return promise.take()
@@ -267,37 +264,41 @@ class Service:
 
     # ---- what several of them do
 
-    def _trained(self, owner: str, given: bodies.Trained, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Queues a piece of a training run. A number that was sent before gives the earlier request."""
-        run, key = given.model_id, ("run", given.model_id, given.seq_id)
-        return _future(self._queued(self._owner(owner, run), functools.partial(self._of_run, run, work), key))
+    def _trained(self, owner: str, given: Any, work: Callable[[], Result]) -> Result:
+        """Queues work of a training run. A number that was sent before gives the earlier request."""
+        run = given.model_id
 
-    def _of_run(self, run: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Runs a piece in the thread of the devices, where its run is still there."""
-        if run not in self._trainer.runs:
-            raise Refusal(404, f"the training run {run} has ended", "model_id")
-        return work()
+        def call() -> Result:
+            if run not in self._trainer.runs:
+                raise Refusal(f"the training run {run} has ended", "model_id", status=404)
+            return work()
 
-    def _queued(
-        self,
-        session: Session,
-        run: Callable[[], dict[str, Any]] | None,
-        key: Hashable,
-        sampling: Sampling | None = None,
+        return _future(self._queued(self._owner(owner, run), call, ("run", run, given.seq_id)))
+
+    def _queued(self, session: Session, call: Callable[[], Result], key: Hashable) -> Promise:
+        """Returns the promise of a call, which is queued unless it was before."""
+
+        def submit(settle: Callable[[Result], object]) -> None:
+            self.thread.call(lambda: self._later(settle, answered(call)), owner=session.name)
+
+        return self._promised(session, key, submit)
+
+    def _promised(
+        self, session: Session, key: Hashable, submit: Callable[[Callable[[Result], object]], None]
     ) -> Promise:
-        """Returns the promise of a piece, which is queued unless it was before."""
+        """Returns the promise of what `submit` queues, unless it was before. `submit`: gets what takes the result."""
         whole = isinstance(key, tuple) and None not in key
         earlier = self.promises.earlier(key) if whole else None
         if earlier is not None:
             return earlier
         if self.failed.is_set():
-            raise Refusal(503, "the devices' thread has stopped; the log of the server says why")
-        if self.worker.waiting >= self._queue:
-            raise Refusal(429, f"{self.worker.waiting} requests wait, and at most {self._queue} may; ask again later")
+            raise Refusal("the devices' thread has stopped; the log of the server says why", status=503)
+        waiting = self.thread.waiting
+        if waiting >= self._most_waiting:
+            raise Refusal(f"{waiting} requests wait, and at most {self._most_waiting} may; ask again later", status=429)
         promise = self.promises.make(session.name, key if whole else None, session.owner)
         session.heard = time.monotonic()
-        tell = functools.partial(self._later, promise.settle)
-        self.worker.submit(Piece(owner=session.name, tell=tell, run=run, sampling=sampling))
+        submit(promise.settle)
         return promise
 
     # What another owner has does not exist for the one who asks: the sentence is the same.
@@ -306,20 +307,23 @@ class Service:
         session = self._sessions.get(name)
         if session is None or session.owner != owner:
             raise Refusal(
-                404, f"there is no session {shown(name)}; it may have ended after {self._idle_s:g} s without a sign"
+                f"there is no session {shown(name)}; it may have ended after {self._idle_s:g} s without a sign",
+                status=404,
             )
         return session
 
     def _owner(self, owner: str, run: str) -> Session:
         session = self._owners.get(run)
         if session is None or session.owner != owner:
-            raise Refusal(404, f"there is no training run {shown(run)}; create_model gives one", "model_id")
+            raise Refusal(f"there is no training run {shown(run)}; create_model gives one", "model_id", status=404)
         return session
 
     def _sampled(self, owner: str, name: str) -> tuple[Session, Saved]:
         session, saved = self._samplers.get(name, (None, BASE))
         if session is None or session.owner != owner:
-            raise Refusal(404, f"there is no sampler {shown(name)}; its session may have ended", "sampling_session_id")
+            raise Refusal(
+                f"there is no sampler {shown(name)}; its session may have ended", "sampling_session_id", status=404
+            )
         return session, saved
 
     def _keep(self, name: str, session: Session, path: Saved) -> None:
@@ -327,20 +331,20 @@ class Service:
         if session.name in self._sessions:
             self._samplers[name] = session, path
 
-    def _path(self, owner: str, given: bodies.CreateSamplingSession) -> Saved:
+    def _path(self, owner: str, given: Any) -> Saved:
         """Returns the weights that a body names."""
         if (given.base_model is None) == (given.model_path is None):
-            raise Refusal(400, "exactly one of base_model and model_path must be given", "model_path")
+            raise Refusal("exactly one of base_model and model_path must be given", "model_path")
         if given.base_model is not None:
             self._check_base(given.base_model)
             return BASE
         saved = Saved(owner, given.model_path)
-        self._trainer.check(self._snapshots.about(saved))
+        self._trainer.check(self._snapshots.read(saved, whole=False))
         return saved
 
     def _check_base(self, name: str) -> None:
         if name != self.name:
-            raise Refusal(404, f"there is no model {shown(name)}; the only one is {self.name!r}", "base_model")
+            raise Refusal(f"there is no model {shown(name)}; the only one is {self.name!r}", "base_model", status=404)
 
     # ---- the end of sessions, and of the thread
 
@@ -356,55 +360,41 @@ class Service:
     def _leave(self, session: Session) -> None:
         """Ends a session: its runs, its samplers, and the weights that were saved for no longer."""
         del self._sessions[session.name]
-        self.worker.drop(session.name)
+        self.thread.drop(session.name)
         self.promises.end(refused("the session has ended"), session.name)
         self._samplers = {name: one for name, one in self._samplers.items() if one[0] is not session}
         runs = tuple(session.runs)
         for run in runs:
             self._owners.pop(run, None)
 
-        def end() -> dict[str, Any]:
+        def end() -> None:
             for run in runs:
                 self._trainer.runs.pop(run, None)
             for path in session.passing:
                 self._snapshots.remove(path)
-            return {}
 
-        if self.worker.alive:
-            self.worker.submit(Piece(owner="", tell=lambda result: None, run=end))
+        if self.thread.alive:
+            self.thread.call(end, kept=True)
         else:
             end()
 
-    def _later(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Calls something in the event loop, where there still is one."""
-        assert self._loop is not None
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call, *arguments)
-
     def last_word(self) -> None:
-        """Settles open requests, as the server is stopping."""
         self.promises.end(refused(_STOPPED, ours=True))
 
-    def _end(self) -> None:
-        """Tells open requests that the thread has ended. One that was not told to end begins anew."""
-        if self._stopping or not self.worker.sound:
-            self.last_word()
-            self.broken = not self._stopping
-            self.failed.set()
-            return
+    def _begin_anew(self) -> None:
         self.promises.end(refused(_FAILED, ours=True))
-        half_done = self._sessions.get(self.worker.running)
-        self.worker.restart()
+        half_done = self._sessions.get(self.thread.running)
+        self.thread.restart()
         if half_done is not None:
             self._leave(half_done)
             self._say(f"{half_done.name} has ended: the devices' thread failed on a piece of its work")
 
 
-def _future(promise: Promise) -> dict[str, Any]:
+def _future(promise: Promise) -> Result:
     return {"request_id": promise.name, "model_id": None}
 
 
-def _outcome(found: Outcome) -> dict[str, Any]:
+def _outcome(found: Outcome) -> Result:
     """Returns the result of a pass, in the API's form."""
     rows = [{"logprobs": {"data": one.tolist(), "dtype": "float32", "shape": [one.size]}} for one in found.logprobs]
     return {"loss_fn_output_type": "TensorData", "loss_fn_outputs": rows, "metrics": {"loss:sum": found.total}}

@@ -24,9 +24,9 @@ from flax import traverse_util
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jaxrl_post.json_text import said, shown
 from jaxrl_post.models.model_config import Lora
-from jaxrl_post.serve.refusal import Refusal
+from jaxrl_post.ring.json_text import said, shown
+from jaxrl_post.serve.schema import Refusal
 
 
 class Saved(NamedTuple):
@@ -58,61 +58,53 @@ class Snapshot:
 
 
 class Snapshots:
-    """The folder."""
+    """The folder of saved weights."""
 
     def __init__(self, folder: Path):
         self._folder = folder
 
     def path(self, owner: str, run: str, kind: str, name: str, *, replace: bool = False) -> Saved:
-        """Returns the tinker:// path of a name. `replace`: also where it is taken.
-
-        Raises:
-          Refusal: the name cannot be one of a file, or is taken.
-        """
+        """Returns the tinker:// path of a name. Refused: no name of a file, or one that is taken."""
         if not _NAME.fullmatch(name):
-            raise Refusal(400, f"path={shown(name)} must be letters, digits, '.', '_' and '-', at most 200", "path")
+            raise Refusal(f"path={shown(name)} must be letters, digits, '.', '_' and '-', at most 200", "path")
         saved = Saved(owner, f"{_SCHEME}{run}/{kind}/{name}")
         if not replace and self._file(saved).exists():
-            raise Refusal(409, f"{saved.path} was saved before; choose another name, or overwrite it", "path")
+            raise Refusal(f"{saved.path} was saved before; choose another name, or overwrite it", "path", status=409)
         return saved
 
     def write(self, saved: Saved, one: Snapshot) -> None:
-        """Writes a file.
-
-        Raises:
-          Refusal: it cannot be written, as where the disk is full. Then nothing is left of it.
-        """
+        """Writes a file. Refused: one that cannot be written, as where the disk is full. Then nothing is left of it."""
         file = self._file(saved)
         flat = traverse_util.flatten_dict(dict(one.trees), sep="/")
         leaves = {name: np.ascontiguousarray(leaf) for name, leaf in flat.items()}
-        told = {"base": one.base, "mark": one.mark, "lora": one.lora and one.lora._asdict(), "steps": one.steps}
+        about = {"base": one.base, "mark": one.mark, "lora": one.lora and one.lora._asdict(), "steps": one.steps}
         part = file.with_suffix(".part")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            save_file(leaves, part, {"jaxrl_post": json.dumps(told)})
+            save_file(leaves, part, {"jaxrl_post": json.dumps(about)})
             os.replace(part, file)
         except (OSError, SafetensorError) as error:
             _remove(part)
-            raise Refusal(500, f"{saved.path} cannot be written: {said(error)}", "path") from error
+            raise Refusal(f"{saved.path} cannot be written: {said(error)}", "path", status=500) from error
 
-    def about(self, saved: Saved) -> Snapshot:
-        """Returns what a file says of itself, without its numbers.
-
-        Raises:
-          Refusal: there is no such path, or the file is damaged.
-        """
-        return self._read(saved, whole=False)
-
-    def read(self, saved: Saved) -> Snapshot:
-        """Returns what was saved. Raises Refusal as `about` does."""
-        return self._read(saved, whole=True)
+    def read(self, saved: Saved, *, whole: bool = True) -> Snapshot:
+        """Returns what was saved, without its numbers where not `whole`. Refused: no such path, or a damaged file."""
+        file = self._file(saved)
+        if not file.is_file():
+            raise _missing(saved.path)
+        try:
+            with safe_open(file, framework="np") as opened:
+                about = json.loads(opened.metadata()["jaxrl_post"])
+                added = about["lora"]
+                given = None if added is None else Lora(**{**added, "targets": tuple(added["targets"])})
+                found = {"base": about["base"], "mark": about["mark"], "lora": given, "steps": about["steps"]}
+                leaves = {name: opened.get_tensor(name) for name in (opened.keys() if whole else ())}
+        except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
+            raise Refusal(f"{shown(saved.path)} is damaged: {said(error)}; save it again", "path") from error
+        return Snapshot(**found, trees=traverse_util.unflatten_dict(leaves, sep="/"))
 
     def stamp(self, saved: Saved) -> tuple[int, int]:
-        """Returns what tells a file from one that replaced it.
-
-        Raises:
-          Refusal: there is no such path.
-        """
+        """Returns what tells a file from one that replaced it. Refused: no such path."""
         try:
             found = self._file(saved).stat()
         except FileNotFoundError:
@@ -123,33 +115,14 @@ class Snapshots:
         """Removes a file, if it is there. One that cannot be removed stays."""
         _remove(self._file(saved))
 
-    def _read(self, saved: Saved, *, whole: bool) -> Snapshot:
-        file = self._file(saved)
-        if not file.is_file():
-            raise _missing(saved.path)
-        try:
-            with safe_open(file, framework="np") as opened:
-                told = json.loads(opened.metadata()["jaxrl_post"])
-                added = told["lora"]
-                given = None if added is None else Lora(**{**added, "targets": tuple(added["targets"])})
-                found = {"base": told["base"], "mark": told["mark"], "lora": given, "steps": told["steps"]}
-                leaves = {name: opened.get_tensor(name) for name in (opened.keys() if whole else ())}
-        except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
-            raise Refusal(400, f"{shown(saved.path)} is damaged: {said(error)}; save it again", "path") from error
-        return Snapshot(**found, trees=traverse_util.unflatten_dict(leaves, sep="/"))
-
     def _file(self, saved: Saved) -> Path:
-        """Returns the file of a path.
-
-        Raises:
-          Refusal: it is no tinker:// path.
-        """
+        """Returns the file of a path. Refused: what is no tinker:// path."""
         path = saved.path
         parts = path.removeprefix(_SCHEME).split("/")
         whole = path.startswith(_SCHEME) and len(parts) == 3 and parts[1] in KINDS
         if not (whole and _NAME.fullmatch(parts[0]) and _NAME.fullmatch(parts[2])):
             raise Refusal(
-                400, f"{shown(path)} must be {_SCHEME}RUN/weights/NAME or {_SCHEME}RUN/sampler_weights/NAME", "path"
+                f"{shown(path)} must be {_SCHEME}RUN/weights/NAME or {_SCHEME}RUN/sampler_weights/NAME", "path"
             )
         return self._folder.joinpath(saved.owner, *parts[:2], f"{parts[2]}.safetensors")
 
@@ -160,4 +133,6 @@ def _remove(file: Path) -> None:
 
 
 def _missing(path: str) -> Refusal:
-    return Refusal(404, f"there is no {shown(path)} here; save_state and save_weights_for_sampler return paths", "path")
+    return Refusal(
+        f"there is no {shown(path)} here; save_state and save_weights_for_sampler return paths", "path", status=404
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,10 +19,9 @@ import numpy as np
 from jaxrl_post.models import decoder, lora
 from jaxrl_post.models.model_config import Lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.serve.refusal import Refusal
-from jaxrl_post.serve.tinker.datums import Datum, Micro, pack, unpacked
+from jaxrl_post.serve.schema import Refusal
 from jaxrl_post.serve.tinker.losses import Bounds
-from jaxrl_post.serve.tinker.programs import Adam, Moments, Programs
+from jaxrl_post.serve.tinker.programs import Datum, Micro, Moments, Programs, adam_scalars, pack, unpacked
 from jaxrl_post.serve.tinker.snapshots import Snapshot
 from jaxrl_post.trainer import placement
 from jaxrl_post.trainer.programs import Recipe
@@ -104,19 +103,17 @@ class Trainer:
 
         return self._over(datums, add)
 
-    def step(self, name: str, adam: Adam) -> float:
+    def step(self, name: str, adam: Mapping[str, float]) -> float:
         """Takes an optimizer step along the sums, which it empties, and returns the norm of the gradient before clipping.
 
-        Raises:
-          Refusal: the gradient is not finite. Weights and moments keep every bit, and the sums are dropped.
-        """
+        Refused: a gradient that is not finite. Weights and moments keep every bit, and the sums are dropped."""
         run = self.runs[name]
         own = self._of(run.lora)
         sums = own.zeros(run.weights) if run.sums is None else run.sums
-        run.weights, run.moments, norm = own.step(run.weights, run.moments, sums, adam.scalars(run.steps + 1))
+        run.weights, run.moments, norm = own.step(run.weights, run.moments, sums, adam_scalars(run.steps + 1, **adam))
         run.sums, norm = None, float(norm)
         if not np.isfinite(norm):
-            raise Refusal(400, "the gradient is not finite, so the step was left out; look at log-probs and advantages")
+            raise Refusal("the gradient is not finite, so the step was left out; look at log-probs and advantages")
         run.steps += 1
         return norm
 
@@ -134,17 +131,13 @@ class Trainer:
     def load(self, name: str, saved: Snapshot, *, optimizer: bool) -> None:
         """Continues a run from saved weights. Gradients that were added are dropped.
 
-        Raises:
-          Refusal: they are of another base or form, or lack the optimizer's state.
-        """
+        Refused: weights of another base or form, or without the optimizer's state."""
         run = self.runs[name]
         self.check(saved)
         if saved.lora != run.lora:
-            raise Refusal(
-                400, f"the saved weights are {_form(saved.lora)}, and the model trains {_form(run.lora)}", "path"
-            )
+            raise Refusal(f"the saved weights are {_form(saved.lora)}, and the model trains {_form(run.lora)}", "path")
         if optimizer and len(saved.trees) == 1:
-            raise Refusal(400, "the saved weights have no optimizer's state; load them without it", "path")
+            raise Refusal("the saved weights have no optimizer's state; load them without it", "path")
         homes = self._of(run.lora).homes
         run.weights, run.sums = owned(saved.trees["weights"], homes), None
         if optimizer:
@@ -154,13 +147,9 @@ class Trainer:
             run.moments, run.steps = _rest(run.weights, homes), 0
 
     def check(self, saved: Snapshot) -> None:
-        """Refuses weights of another base: additions to other weights, or all weights in other shapes.
-
-        Raises:
-          Refusal: it says what differs.
-        """
+        """Refuses weights of another base: additions to other weights, or all weights in other shapes."""
         if saved.base != self._name:
-            raise Refusal(400, f"the saved weights belong to {saved.base!r}, and {self._name!r} is served here", "path")
+            raise Refusal(f"the saved weights belong to {saved.base!r}, and {self._name!r} is served here", "path")
         if saved.mark != self._marks[saved.lora is not None]:
             what = (
                 "all weights of a model with other shapes than"
@@ -168,9 +157,7 @@ class Trainer:
                 else "additions to other weights than"
             )
             raise Refusal(
-                400,
-                f"the saved weights are {what} {self._name!r} here; serve the model that they were saved of",
-                "path",
+                f"the saved weights are {what} {self._name!r} here; serve the model that they were saved of", "path"
             )
 
     def policy(self, saved: Snapshot) -> Any:
@@ -187,7 +174,8 @@ class Trainer:
         """Returns the programs of a form of weights."""
         if given not in self._programs:
             model = self._model(given)
-            recipe = dataclasses.replace(self._recipe, model=model, paired=self._recipe.paired and given is None)
+            loop = dataclasses.replace(self._recipe.loop, paired=self._recipe.loop.paired and given is None)
+            recipe = dataclasses.replace(self._recipe, model=model, loop=loop)
             homes = lora.trained(placement.of_policy(model, self._recipe.mesh)[0])
             self._programs[given] = Programs(recipe, homes)
         return self._programs[given]

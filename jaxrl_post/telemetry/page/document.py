@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_post import written
-from jaxrl_post.json_text import shown
-from jaxrl_post.telemetry.page import tokens
+from jaxrl_post.ring import written
+from jaxrl_post.ring.json_text import shown
+from jaxrl_post.runs.run_logs import RunLogs, opened
 from jaxrl_post.telemetry.page.curves import curves
-from jaxrl_post.telemetry.page.rollouts import TOKENS, rollouts
-from jaxrl_post.telemetry.page.run_files import RunFiles, opened
+from jaxrl_post.telemetry.page.rollouts import TOKENS, pieces, rollouts, words_of
 from jaxrl_post.telemetry.page.spans import lengths, times
 
 NAME = "report.html"
@@ -55,7 +54,7 @@ def page(told: Mapping[str, Any]) -> str:
     """Returns the page with this data."""
     names = ", ".join(run["name"] for run in told["runs"])
     filled = {
-        "title": _escaped(f"jaxrl_post: {names}"),
+        "title": f"jaxrl_post: {names}".replace("&", "&amp;").replace("<", "&lt;"),
         "style": (_HERE / "style.css").read_text(encoding="utf-8"),
         "scripts": "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS),
         "data": _safe(told),
@@ -65,25 +64,25 @@ def page(told: Mapping[str, Any]) -> str:
     return "".join(filled[piece] if place % 2 else piece for place, piece in enumerate(pieces))
 
 
-def _run(files: RunFiles, name: str, runs: int) -> dict[str, Any]:
-    words = tokens.found(files.folder, files.config)
+def _run(files: RunLogs, name: str, runs: int) -> dict[str, Any]:
+    words = words_of(files)
     seen: dict[bytes, list[str]] = {}  # prompts come again with every rollout of their group
 
     def text(ids: Sequence[int], before: Sequence[int] = ()) -> list[str]:
         key = repr((ids, before)).encode()
         if key not in seen:
-            seen[key] = tokens.pieces(words, ids, before)
+            seen[key] = pieces(words, ids, before)
         return seen[key]
 
     some, rule = rollouts(files, text, TOKENS // runs)
     return {
         "name": name,
-        "config": files.config,
+        "config": files.kept,
         "derived": files.derived,
         "summary": files.summary,
         "curves": curves(files.rows, files.written),
-        "times": times(files.steps),
-        "lengths": lengths(files.logged("rollouts")),
+        "times": times(files.step_rows),
+        "lengths": lengths(files),
         "rollouts": some,
         "rule": rule,
         "decoded": words is not None,
@@ -102,7 +101,3 @@ def _safe(value: Any) -> str:
     """Returns JSON that may stand in a script element."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -12,19 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_post.telemetry import rollout_log
-from jaxrl_post.telemetry.page.curves import number
-from jaxrl_post.telemetry.page.run_files import RunFiles
-from jaxrl_post.telemetry.page.thinned import evenly
-from jaxrl_post.types import Group, Rollout
+from jaxrl_post.data import tokenizer
+from jaxrl_post.data.continuations import Pieces
+from jaxrl_post.ring.types import Group, Rollout
+from jaxrl_post.runs import run_logs
+from jaxrl_post.runs.run_logs import RunLogs
+from jaxrl_post.telemetry.page.curves import evenly, number
 
 STEPS, OF_STEP, TOKENS = 16, 32, 120_000
-KINDS = {"rollouts": "training", "evaluations": "evaluation"}
+KINDS = {"train": "training", "eval": "evaluation"}  # purpose -> what a page calls it
 _PROMPT = 20_000  # characters of a prompt
 
 
 def rollouts(
-    files: RunFiles, text: Callable[..., list[str]], most: int = TOKENS
+    files: RunLogs, text: Callable[..., list[str]], most: int = TOKENS
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Returns the rollouts shown, in order of steps, and the rule with its counts.
 
@@ -35,14 +36,12 @@ def rollouts(
     Raises:
       ValueError: a rollout file is damaged.
     """
-    out, steps = [], {kind: evenly(list(files.logged(kind)), STEPS) for kind in KINDS}
+    out, steps = [], {kind: evenly(files.steps(kind), STEPS) for kind in KINDS}
     share = most // max(sum(map(len, steps.values())), 1)
     for kind, chosen in steps.items():
-        logged = files.logged(kind)
         for step in chosen:
-            groups = rollout_log.read(logged[step])
-            out += [_told(kind, step, *one, text, share) for one in sampled(groups, share)]
-    whole = {kind: files.rollouts_of(kind) for kind in KINDS}
+            out += [_told(kind, step, *one, text, share) for one in sampled(files.groups(kind, step), share)]
+    whole = {kind: files.num_rollouts(kind) for kind in KINDS}
     shown = {kind: sum(one["kind"] == KINDS[kind] for one in out) for kind in KINDS}
     rule = {
         "shown": {KINDS[kind]: shown[kind] for kind in KINDS},
@@ -106,3 +105,19 @@ def _by_token(rollout: Rollout, shown: slice) -> dict[str, Any]:
 
 def _rounded(values: np.ndarray) -> list[float | None]:
     return [number(round(float(value), 3)) for value in values]
+
+
+def words_of(files: RunLogs) -> tokenizer.Tokenizer | None:
+    """Returns the tokenizer of a run, if it is still there."""
+    try:
+        return run_logs.tokenizer_of(files)
+    except ValueError:
+        return None
+
+
+def pieces(words: tokenizer.Tokenizer | None, ids: Sequence[int], before: Sequence[int] = ()) -> list[str]:
+    """Returns the text of each token, behind those `before`. Bytes of one character belong to the token that completes it.
+
+    Without a tokenizer a piece is the id in brackets. Tokens that end a text are shown by name.
+    """
+    return [f"[{id}]" for id in ids] if words is None else Pieces(words.decode, before).more(ids)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxrl_post.runs.run_logs import RunLogs
 from jaxrl_post.telemetry import report
 from jaxrl_post.telemetry.length_bias import bin_of, edges
-from jaxrl_post.telemetry.page.curves import number
-from jaxrl_post.telemetry.page.thinned import evenly, parts
+from jaxrl_post.telemetry.page.curves import evenly, number, parts
 
 BARS = 120  # of the time, and columns of lengths
 
@@ -46,31 +44,20 @@ def _seconds(bar: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: share * mean for name, share in report.device_time(bar).items()}
 
 
-def lengths(files: Mapping[int, Path]) -> dict[str, Any]:
-    """Returns histograms of rollout lengths for at most BARS steps, evenly spaced.
-
-    Args:
-      files: step -> rollout file.
+def lengths(files: RunLogs) -> dict[str, Any]:
+    """Returns histograms of rollout lengths for at most BARS steps of training, evenly spaced.
 
     Returns:
       steps: the steps drawn. all: the number of steps.
       edges: the smallest length of each bin, and the end of the last one.
       counts: rollouts by step and bin.
     """
-    steps = evenly(list(files), BARS)
-    found = [_lengths(files[step]) for step in steps]
+    every = files.steps("train")
+    steps = evenly(every, BARS)
+    found = [files.lengths("train", step) for step in steps]
     some = [one for one in found if one.size]
     if not some:
-        return {"steps": [], "all": len(files), "edges": [], "counts": []}
+        return {"steps": [], "all": len(every), "edges": [], "counts": []}
     low, high = (bin_of(int(extreme)) for extreme in (min(map(np.min, some)), max(map(np.max, some))))
     counts = [np.bincount([bin_of(int(n)) - low for n in one], minlength=high - low + 1).tolist() for one in found]
-    return {"steps": steps, "all": len(files), "edges": edges()[low : high + 2], "counts": counts}
-
-
-def _lengths(file: Path) -> np.ndarray:
-    """Returns int64[N], tokens of each rollout of a file. Nothing else of the file is read."""
-    try:
-        with zipfile.ZipFile(file) as archive, archive.open("offsets.npy") as array:
-            return np.diff(np.lib.format.read_array(array, allow_pickle=False))
-    except (zipfile.BadZipFile, KeyError, EOFError, ValueError) as error:
-        raise ValueError(f"{file} is no rollout log, or is damaged: {error}") from error
+    return {"steps": steps, "all": len(every), "edges": edges()[low : high + 2], "counts": counts}

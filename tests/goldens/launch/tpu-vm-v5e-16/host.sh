@@ -14,4 +14,4 @@ exec sudo --preserve-env=WANDB_API_KEY docker run --rm --name=gsm8k-qwen2-5-7b \
   --env=JAXRL_DATA=/mnt/data \
   --env=WANDB_API_KEY \
   us-docker.pkg.dev/my-project/rl/jaxrl-post:1 \
-  python -m jaxrl_post.main --config=configs/gsm8k_qwen2_5_7b.py:v5e-16 --config.logger.wandb=online --run-dir=/mnt/runs/first --resume
+  python -m jaxrl_post.main --config=configs/models/gsm8k_qwen2_5_7b.py:v5e-16 --config.logger.wandb=online --run-dir=/mnt/runs/first --resume

@@ -11,4 +11,4 @@ exec sudo docker run --rm --name=gsm8k-qwen3 \
   --env=JAXRL_MODELS=/mnt/models \
   --env=JAXRL_DATA=/mnt/data \
   us-docker.pkg.dev/my-project/rl/jaxrl-post:1 \
-  python -m jaxrl_post.main --config=configs/gsm8k_qwen3.py:8b-v6e-16 --config.mesh.fsdp=32 --config.batch.rows=32 --run-dir=/mnt/runs/first --resume
+  python -m jaxrl_post.main --config=configs/models/gsm8k_qwen3.py:8b-v6e-16 --config.mesh.fsdp=32 --config.batch.rows=32 --run-dir=/mnt/runs/first --resume

@@ -1,0 +1,448 @@
+"""How the two parts that compile are made from a config: of weights for a run, of shapes for a plan.
+
+Invariant: a plan's programs are a run's, because both are made here with the same arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_post.config import Config, EngineConfig
+from jaxrl_post.data.prompts import Prompts
+from jaxrl_post.engine import bit_probe, compiled, step_cost
+from jaxrl_post.engine import whole_hosts as engine_hosts
+from jaxrl_post.engine.demonstrations import Demonstrations, Preferences
+from jaxrl_post.engine.elastic import Elastic
+from jaxrl_post.engine.host import wire
+from jaxrl_post.engine.host.swap_policy import SwapPolicy
+from jaxrl_post.engine.host.wire import EngineSettings
+from jaxrl_post.engine.row_engine import MeshDevice, RowEngine
+from jaxrl_post.engine.speculation.interface import Drafter
+from jaxrl_post.engine.speculation.registry import DRAFTERS
+from jaxrl_post.engine.speculation.speculation import Drafting
+from jaxrl_post.kernels import choice, hardware
+from jaxrl_post.launch import own_process
+from jaxrl_post.launch.parts import adapter as adapters
+from jaxrl_post.launch.parts import second_models
+from jaxrl_post.launch.parts.inputs import Inputs, PolicyFiles
+from jaxrl_post.launch.plan import memory_plan
+from jaxrl_post.models import decoder
+from jaxrl_post.parallel import exchange
+from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.parallel.processes import say
+from jaxrl_post.ring.history import History
+from jaxrl_post.ring.types import Layout
+from jaxrl_post.scheduler.curriculum import Choice, Curriculum
+from jaxrl_post.scheduler.forecast import ReplicaCapacity
+from jaxrl_post.scheduler.learner_pace import Interleaved, Pace, Split
+from jaxrl_post.trainer import whole_hosts as learner_hosts
+from jaxrl_post.trainer.learner import GRADIENT, Learner, LearnerSettings
+from jaxrl_post.trainer.state import is_abstract
+from jaxrl_post.trainer.teacher import Teacher
+
+COLLECTIVE_S = (
+    1e-5  # of a sum over devices inside a layer, of which there are two; rough, only the order of size matters
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicePlan:
+    """Which devices learn and which generate.
+
+    `learner`: the learner's mesh. `engine`: the mesh of each layout that the engine is compiled for; the engine begins in
+    the first. `lent`: the mesh on which lent devices train, or None where none are lent. `relays`: what processes tell
+    each other where whole ones learn and whole ones generate.
+    """
+
+    learner: jax.sharding.Mesh
+    engine: Mapping[Layout, jax.sharding.Mesh]
+    lent: jax.sharding.Mesh | None
+    relays: exchange.Relays = field(default_factory=exchange.Relays)
+
+    @property
+    def on_whole_hosts(self) -> bool:
+        """Whether whole processes learn and whole processes generate."""
+        return meshes.processes(self.learner).isdisjoint(meshes.processes(self.first))
+
+    @property
+    def first(self) -> jax.sharding.Mesh:
+        """The engine's mesh at the start."""
+        return next(iter(self.engine.values()))
+
+
+def device_plan(config: Config, devices: Sequence[Any] | None = None) -> DevicePlan:
+    """Derives every mesh of a run.
+
+    Args:
+      devices: what is there; None: what jax sees.
+
+    Raises:
+      ValueError: fewer devices are there than the learner, or the engine beside it, needs. Or whole hosts learn and whole
+        hosts generate, which the run's additions or a second model do not allow.
+    """
+    m, every = config.mesh, layouts(config)
+    sizes = m.data, m.fsdp, m.tensor
+    shared = None if m.engine else meshes.make_mesh(*sizes, devices)
+    learner, own = (shared, shared) if shared else meshes.make_split(*sizes, m.engine, m.replica, devices)
+    staying, lent = meshes.divided(own, config.staying, learner) if config.lent else (None, None)
+
+    def mesh_of(layout: Layout) -> jax.sharding.Mesh:
+        mesh = own
+        if shared and layout.tensor != m.tensor:
+            mesh = meshes.make_mesh(config.generating // layout.tensor, 1, layout.tensor, devices)
+        return mesh if layout.devices == mesh.size else staying
+
+    plan = DevicePlan(learner=learner, engine={layout: mesh_of(layout) for layout in every}, lent=lent)
+    if plan.on_whole_hosts:
+        second_models.refuse_whole_hosts(config)
+    return plan
+
+
+def layouts(config: Config) -> tuple[Layout, ...]:
+    """Layouts that the engine is compiled for. The engine begins in the first, that of the config's mesh."""
+    tensors = config.mesh.replica, *config.engine.layouts
+    lending = [Layout(config.staying, config.mesh.replica)] if config.lent else []
+    return (*(Layout(config.generating // tensor, tensor) for tensor in tensors), *lending)
+
+
+def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: DevicePlan, adapter: str = "") -> Learner:
+    """Builds the learner of these weights. They are the reference too, where the run has one.
+
+    Args:
+      params: a function from shardings to weights, as in Inputs, or shapes for a learner that only plans.
+      adapter: as in Inputs.
+    """
+    make: Callable[..., Learner] = Learner
+    if devices.engine and devices.on_whole_hosts:
+        make = functools.partial(learner_hosts.learner, devices.relays)
+    model = adapters.adapting(config.lora, model)
+    settings = LearnerSettings(
+        algorithm=config.algorithm,
+        optimizer=config.optimizer,
+        batch=config.batch,
+        temperature=config.sampling.temperature,
+        steps=config.steps,
+        max_tokens=config.sampling.max_tokens,
+        written=config.engine.name != "rows",
+        remat=config.model.remat,
+        remat_policy=config.model.remat_policy,
+        scan_layers=config.model.scan_layers,
+        compute_dtype=config.model.compute_dtype,
+        attention=training_attention(config, model, devices)[0],
+    )
+    return make(
+        model,
+        mesh=devices.learner,
+        settings=settings,
+        **adapters.weights(config, model, params, adapter),
+        critic=second_models.critic(config, model, params, devices.learner) if config.algorithm.needs_critic else None,
+        teacher=teacher(config, model, params, devices) if config.algorithm.needs_teacher else None,
+        lent=devices.lent,
+    )
+
+
+def teacher(config: Config, model: decoder.ModelConfig, params: Any, devices: DevicePlan) -> Teacher:
+    """Builds the teacher of the policy `model`, for a learner that gets `params`: of shapes where these are."""
+    kernel = functools.partial(training_attention, config, devices=devices)
+    return second_models.teacher(config, model, devices.learner, lambda own: kernel(own)[0], plans=is_abstract(params))
+
+
+def training_attention(config: Config, model: decoder.ModelConfig, devices: DevicePlan) -> tuple[Callable | None, str]:
+    """Returns the kernel of the learner's attention, or None and the line that says why an accelerator has none."""
+    tensor = devices.learner.shape["tensor"]
+    return choice.of_packed_rows(
+        devices.learner.devices.flat[0],
+        config.model.compute_dtype,
+        heads=model.heads // tensor,
+        kv_heads=model.kv_heads // tensor,
+        head_dim=model.head_dim,
+        tokens=config.batch.tokens,
+    )
+
+
+def pace(config: Config, replica: Callable[[], ReplicaCapacity], table: step_cost.StepCost | None) -> Pace | None:
+    """How long an optimizer step keeps new weights from an engine that goes on meanwhile; None: it rests. `table`: the run's
+    own costs. Where it does not tell that of a trained token, this is GRADIENT forward passes."""
+    ratio, batch = config.scheduler.interleave, config.batch
+    if not config.mesh.engine and not ratio:
+        return None
+    first = replica()
+    token_s, step_s = training_s(config, first, table)
+    work = Split(first, token_s=token_s, step_s=step_s)
+    return Interleaved(work, ratio=ratio, piece=batch.rows * batch.tokens) if ratio else work
+
+
+def training_s(config: Config, first: ReplicaCapacity, table: step_cost.StepCost | None) -> tuple[float, float]:
+    """Returns the seconds of a trained token, and of an optimizer step beside its tokens, on all devices that learn."""
+    forward_s = first.cost.prefill_s * config.mesh.replica / config.mesh.learner
+    token_s = table.training if table and table.training else GRADIENT * forward_s
+    return token_s, table.updating if table else 0.0
+
+
+def engine_sizes(config: Config, layout: Layout) -> EngineSettings:
+    """What the row engine's programs are compiled for: a replica of more devices has as many more slots, pages and rows."""
+    c, more = config.engine, layout.tensor // config.mesh.replica
+    return EngineSettings(
+        replicas=layout.replicas,
+        slots=c.slots * more,
+        max_length=c.max_length,
+        page_size=c.page_size,
+        pages=config.pages * more,
+        row_sizes=tuple(size * more for size in c.row_sizes),
+        head_rows=config.head_rows * more,
+        steps_per_dispatch=c.steps_per_dispatch,
+        restricted=config.restricted,
+        refill_slots=c.refill_slots,
+        prompt_rows=c.prompt_rows * more,
+        dtype=jnp.dtype(c.dtype),
+    )
+
+
+def replicas(
+    config: Config, model: decoder.ModelConfig, table: step_cost.StepCost | None
+) -> dict[Layout, ReplicaCapacity]:
+    """What the scheduler forecasts with, of each layout: by the run's own cost table, else by the analytic one.
+
+    Raises:
+      ValueError: a kind of device without an analytic cost.
+    """
+    size = jnp.dtype(config.engine.dtype).itemsize
+    kv_bytes = 2 * model.layers * model.kv_heads * model.head_dim * size
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(model))) * size / 2  # a Shape is in 2 bytes
+    shape = step_cost.Shape(active=parameters, parameters=parameters, kv_bytes=kv_bytes)
+    out = {}
+    for layout in layouts(config):
+        sizes = engine_sizes(config, layout)
+        steps = (
+            step_cost.TableCost(table=table)
+            if table
+            else step_cost.decode(
+                jax.devices()[0].device_kind,
+                shape,
+                tensor=layout.tensor,
+                per_collective_s=2 * model.layers * COLLECTIVE_S,
+            )
+        )
+        out[layout] = ReplicaCapacity(slots=sizes.slots, kv_tokens=sizes.pages * sizes.page_size, cost=steps)
+    return out
+
+
+def replica(config: Config, model: decoder.ModelConfig, table: step_cost.StepCost | None) -> ReplicaCapacity:
+    """Of the layout where the engine begins."""
+    return replicas(config, model, table)[layouts(config)[0]]
+
+
+def engine(
+    config: Config, start: Inputs, devices: DevicePlan, learner: Learner, history: History, say: Callable[[str], object]
+) -> RowEngine | Elastic:
+    """Builds the engine. With several layouts, it holds a compiled engine for each."""
+    device: Callable[..., Any] = MeshDevice
+    if devices.on_whole_hosts:
+        device = functools.partial(engine_hosts.device, devices.learner, devices.relays)
+    make = {
+        layout: functools.partial(
+            row_engine,
+            config,
+            start,
+            mesh,
+            learner.params,
+            learner.step,
+            drafting(config, start.model, history, layout),
+            say,
+            layout,
+            device,
+        )
+        for layout, mesh in devices.engine.items()
+    }
+    if len(make) == 1:
+        return next(iter(make.values()))()
+    return Elastic(make, learner.params, learner if config.lent else None)
+
+
+def row_engine(
+    config: Config,
+    start: Inputs | PolicyFiles,
+    mesh: jax.sharding.Mesh,
+    params: Any,
+    version: int,
+    drafting: Drafting,
+    say: Callable[[str], object],
+    layout: Layout,
+    device: Callable[..., Any] = MeshDevice,
+    **kind: bool,
+) -> RowEngine:
+    """Builds the engine of one layout, with the row sizes that the probe keeps.
+
+    `device`: as in RowEngine. `kind`: `restricted` and `scoring` of EngineSettings, where they are not the config's.
+    """
+    sizes = dataclasses.replace(engine_sizes(config, layout), **kind)
+    made = RowEngine(
+        start.model,
+        params,
+        mesh,
+        sizes,
+        cost=start.cost,
+        decode=start.tokenizer.decode,
+        version=version,
+        drafting=drafting,
+        swap_policy=SwapPolicy(config.engine.carry_over, config.engine.carry_share),
+        device=device,
+    )
+    exchange.meet()  # programs take unequal time to compile, and the first use of devices of several processes has a limit
+    for line in references(start.model, mesh, layout, sizes):
+        say(line)
+    dropped = [size for size, kept in bit_probe.keep_equal_sizes(made).items() if not kept]
+    if line := not_used(config.engine.row_sizes, dropped):
+        say(line)
+    return made
+
+
+def not_used(sizes: Sequence[int], dropped: Sequence[int]) -> str:
+    """Returns a line on row sizes that give other bits. Of the default's nobody chose any, and config.json has those used."""
+    if not dropped or tuple(sizes) == EngineConfig.row_sizes:
+        return ""
+    return f"engine.row_sizes: {[*dropped]} give other bits than {max(sizes)} on this machine and are not used"
+
+
+def references(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, layout: Layout, sizes: EngineSettings) -> list[str]:
+    """Returns a line for each part of the engine that has no kernel on this accelerator."""
+    return choice.reference_lines(
+        mesh.devices.flat[0],
+        sizes.dtype,
+        heads=model.heads // layout.tensor,
+        kv_heads=model.kv_heads // layout.tensor,
+        head_dim=model.head_dim,
+        page=sizes.page_size,
+        rows=max(sizes.row_sizes),
+        vocab=model.vocab_size // layout.tensor,
+    )
+
+
+def keys(engine: RowEngine | Elastic) -> dict[str, Any]:
+    """What an engine's tokens and clocks depend on beside its config."""
+    if isinstance(engine, Elastic):
+        return {
+            "layouts": {f"{layout.replicas} x {layout.tensor}": keys(one) for layout, one in engine.engines.items()}
+        }
+    return {
+        "row_sizes": list(engine.row_sizes),
+        "cost_table": {"source": engine.cost.source, "digest": engine.cost.digest},
+    }
+
+
+def swap(engine: RowEngine | Elastic) -> dict[str, Any]:
+    """Returns how weights reach the engine, and the bytes of a swap by link."""
+    device = (engine.engine if isinstance(engine, Elastic) else engine).device
+    return {"case": device.case, "links": dict(device.links)}
+
+
+def drafter(config: Config, model: decoder.ModelConfig) -> Drafter:
+    """What guesses tokens ahead, if anything does."""
+    c = config.speculation
+    size = sum(-(-part // wire.UPLOAD) * wire.UPLOAD for part in (_shared(config), c.prompt_entries))
+    return DRAFTERS[c.drafter](vocab=model.vocab_size, width=c.width, entries=size, live=c.live_entries)
+
+
+def curriculum(config: Config, train: Prompts, history: History) -> Curriculum | None:
+    """Returns the order of prompts by their success rates, or None where the config has no curriculum."""
+    section = config.curriculum
+    if not section.used:
+        return None
+    choice = Choice(**vars(section) | {"share": 1.0 if section.interest == "all" else section.share})
+    return Curriculum(train, len(train), choice, config.seed, history.of)
+
+
+def drafting(config: Config, model: decoder.ModelConfig, history: History, layout: Layout) -> Drafting:
+    """The host's side of it, reading that history."""
+    return Drafting(
+        drafter(config, model),
+        replicas=layout.replicas,
+        slots=engine_sizes(config, layout).slots,
+        past=history.of,
+        shared=_shared(config),
+        clones=config.speculation.clones,
+    )
+
+
+def _shared(config: Config) -> int:
+    return config.speculation.shared_entries if config.speculation.drafter == "ours" else 0
+
+
+def memory(config: Config, start: Inputs) -> tuple[memory_plan.Item, ...]:
+    """Returns what each device holds."""
+    generates = config.engine.name == "rows" or bool(start.held_out)
+    flash = not hardware.without_flash(jax.devices()[0])
+    held = memory_of(config, start.model, generates=generates, platform=jax.default_backend(), flash=flash)
+    held += memory_plan.reward_model(config, start.reward_model and start.reward_model.model)
+    return held + (
+        memory_plan.judge(config, second_models.judge_settings(config), start.judge.model) if start.judge else ()
+    )
+
+
+def memory_of(
+    config: Config, model: decoder.ModelConfig, *, generates: bool, platform: str, flash: bool
+) -> tuple[memory_plan.Item, ...]:
+    """Returns what each device of a platform holds, from the model's shape alone.
+
+    flash: the devices run the kernels of packed rows."""
+    held = jax.eval_shape(lambda: drafter(config, model).empty(config.engine.slots))
+    tables = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(held)) if generates else 0
+    return memory_plan.memory(config, model, tables, platform, flash)
+
+
+def foreseen(config: Config, start: Inputs) -> str:
+    """Parts without a kernel, and the memory of this process from the run's programs compiled for shapes alone, as text."""
+    if jax.device_count() < config.devices:
+        return (
+            f"Memory of the process: not known here: the run's {config.devices} devices are needed to compile its "
+            f"programs, and here are {jax.device_count()}"
+        )
+    devices = device_plan(config)
+    needed = learner(config, start.model, decoder.abstract(start.model), devices).temporaries()
+    if config.engine.name == "rows" or start.held_out:
+        for layout, mesh in devices.engine.items():
+            sizes = engine_sizes(config, layout)
+            found = compiled.temporaries(start.model, mesh, sizes, drafter(config, start.model))
+            needed |= found if mesh is devices.first else {f"{name}, {layout}": n for name, n in found.items()}
+    if start.reward_model:
+        needed["reward model"] = second_models.scorer_temporaries(config, start.reward_model, devices.first)
+    if start.judge:
+        own = second_models.judge_settings(config)
+        sizes = engine_sizes(own, layouts(own)[0])
+        found = compiled.temporaries(start.judge.model, devices.first, sizes)
+        needed |= {f"judge: {name}": size for name, size in found.items()}
+    own_process.give_back()  # as a run does before its first round
+    on_host = jax.devices()[0].platform == "cpu"
+    needs = memory_plan.process(config, memory(config, start), needed, memory_plan.resident(), on_host)
+    title = f"Memory of the process ({jax.devices()[0].device_kind}, {config.devices} devices)"
+    return "\n".join([*_without_kernels(config, start, devices), memory_plan.text(title, needs, "B")])
+
+
+def _without_kernels(config: Config, start: Inputs, devices: DevicePlan) -> list[str]:
+    """Returns the lines by which a run says, as it starts, which parts have no kernel."""
+    layout, mesh = next(iter(devices.engine.items()))
+    generates = config.engine.name == "rows" or start.held_out
+    own = references(start.model, mesh, layout, engine_sizes(config, layout)) if generates else []
+    return [line for line in (training_attention(config, start.model, devices)[1], *own) if line]
+
+
+def engines(
+    config: Config, start: Inputs, devices: DevicePlan, learner: Learner, history: History
+) -> tuple[Any, RowEngine | Elastic | None]:
+    """Builds what gives training rollouts, and the row engine that evaluates, if there is any. One row engine does both."""
+    sampled = config.engine.name == "rows"
+    rows = engine(config, start, devices, learner, history, say) if sampled or start.held_out else None
+    evaluator = rows if start.held_out else None
+    if sampled:
+        return rows, evaluator
+    how = dict(slots=config.engine.slots, replicas=config.replicas, version=learner.step)
+    if config.engine.name == "demonstrations":
+        return Demonstrations(start.write, trained=start.trained, **how), evaluator
+    return Preferences(start.pairs, **how), evaluator

@@ -1,0 +1,414 @@
+"""Plans a run before anything is placed: batch arithmetic, memory per device, memory of the process.
+
+Invariant: no array is made. Batch arithmetic and memory per device follow from shapes and need no device, so a run for
+many devices can be planned on none. Weights, optimizer, gradient and KV pages are exact; activations are an estimate and
+say so. The memory of the process uses the sizes that compiled programs report instead of the estimate.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType
+
+from jaxrl_post.config import Config
+from jaxrl_post.launch.parts import adapter, second_models
+from jaxrl_post.launch.plan import activations
+from jaxrl_post.launch.plan.activations import SIZES
+from jaxrl_post.models import decoder, lora
+from jaxrl_post.parallel import mesh as meshes
+
+SHARED, LEARNS, GENERATES = "device", "device that learns", "device that generates"
+HOST = "host, for each device that learns"
+WHILE_LENT = "device while it is lent"
+JUDGING = "device while a judge is awake"
+JUDGE_HOST = "host, for each device of a replica"  # replicas share the copy of their process
+LEARNING, GENERATING = "device while it learns", "device while it generates"  # with an engine that sleeps
+
+
+class Kind(Enum):
+    """What bytes on a device hold."""
+
+    WEIGHTS = "weights of the learner"
+    BASE = "frozen weights, beside low-rank additions"
+    MOMENTS = "moments of the optimizer"
+    GRADIENT = "gradient"
+    REFERENCE = "weights of the reference policy"
+    TEACHER = "weights of the teacher"
+    ACTIVATIONS = "activations, an estimate"
+    OFFLOADED = "activations that wait in host memory"
+    ENGINE_WEIGHTS = "weights of the engine"
+    ENGINE_BASE = "frozen weights in the engine's layout, beside merged ones"
+    PAGES = "KV cache"
+    DRAFTING = "tables of the drafter"
+    REWARD_MODEL = "weights of the reward model"
+    JUDGE = "weights and KV cache of a judge that stays on the devices"
+    JUDGE_AWAKE = "weights and KV cache of a judge, while questions run"
+    JUDGE_ASLEEP = "weights of a judge that wait in host memory"
+
+    @property
+    def generates(self) -> bool:
+        """Whether only generation needs it."""
+        scores = (Kind.REWARD_MODEL, Kind.JUDGE, Kind.JUDGE_AWAKE)
+        return self in (Kind.ENGINE_WEIGHTS, Kind.ENGINE_BASE, Kind.PAGES, Kind.DRAFTING, *scores)
+
+
+@dataclass(frozen=True)
+class Item:
+    """Bytes of one kind on each device that holds them.
+
+    Attributes:
+      kind: what the bytes hold.
+      what: their words in a table.
+      bytes: on one device.
+      lent: only a device that is lent to the learner holds them, while it is lent.
+    """
+
+    kind: Kind
+    what: str
+    bytes: int
+    lent: bool = False
+
+
+def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, int | float]:
+    """Returns how many rollouts, rows and steps a round has, by words.
+
+    Args:
+      prompts: prompts per epoch.
+      longest_prompt: tokens of the longest prompt.
+    """
+    c = config
+    rollouts_per_row = max(c.batch.tokens // (longest_prompt + c.sampling.max_tokens), 1)
+    slots = c.engine.slots * c.replicas
+    return {
+        "devices": c.devices,
+        "engine replicas": c.replicas,
+        "prompts per round": c.scheduler.prompts,
+        "rollouts per prompt": c.scheduler.group_size,
+        "rollouts per round": c.rollouts_per_step,
+        "engine slots in all": slots,
+        "times the slots are filled per round": round(c.rollouts_per_step / slots, 2),
+        "longest prompt, tokens": longest_prompt,
+        "longest rollout, tokens": c.sampling.max_tokens,
+        "micro-batch, rows": c.batch.rows,
+        "micro-batch, tokens": c.batch.rows * c.batch.tokens,
+        "optimizer steps per round": c.scheduler.updates,
+        "most micro-batches per step": math.ceil(
+            c.rollouts_per_step // c.scheduler.mini_batches / (c.batch.rows * rollouts_per_row)
+        ),
+        "steps": c.steps,
+        "epochs": round(c.rounds * c.scheduler.prompts / prompts, 3),
+        "rollouts per evaluation": c.eval.prompts * (c.eval.samples + 1),
+    }
+
+
+def memory(
+    config: Config, model: decoder.ModelConfig, drafting: int = 0, platform: str = "cpu", flash: bool = True
+) -> tuple[Item, ...]:
+    """Returns what each device holds. `by_device` says which devices hold which items.
+
+    Args:
+      drafting: bytes of the drafter's tables of one replica.
+      platform: of the devices, as jax names it.
+      flash: the devices run the kernels of packed rows.
+
+    Raises:
+      ValueError: the mesh does not divide the model or the teacher, or nothing says the shape of the teacher.
+    """
+    m, shapes = config.mesh, decoder.abstract(model)
+    homes = _homes(model, _mesh(m.data, m.fsdp, m.tensor), "learner", "tensor")
+    learner = _elements(shapes, homes)
+    critic = config.algorithm.needs_critic and config.critic.trunk == "own"
+    trained = _additions(config, model) if config.lora.rank else learner
+    moments, sums = config.optimizer.moments_dtype, config.optimizer.sums_dtype
+    dtype, base = config.engine.dtype, config.lora.base_dtype
+    frozen = Item(Kind.BASE, f"weights (frozen, {base})", SIZES[base] * learner)
+    lent = SIZES[sums] * trained if config.lent else 0
+    waiting = activations.offloaded(config, model)
+    pages = f"KV pages ({config.pages} of {config.engine.page_size} tokens, {dtype})"
+    return (
+        *((frozen,) if config.lora.rank else ()),
+        Item(Kind.WEIGHTS, f"{'additions' if config.lora.rank else 'weights'} (learner, float32)", 4 * trained),
+        Item(Kind.MOMENTS, f"optimizer (two moments, {moments})", 2 * SIZES[moments] * trained),
+        Item(Kind.GRADIENT, f"gradient ({sums})", SIZES[sums] * trained),
+        *(_critic(config, learner - _elements(shapes.get("head", {}), homes.get("head", {}))) if critic else ()),
+        Item(Kind.GRADIENT, f"gradient of lent devices, as it is added ({sums})", lent),
+        *_of_engine(config, model),
+        Item(Kind.REFERENCE, "weights (reference, float32)", 4 * trained if config.algorithm.needs_reference else 0),
+        *(_teacher(config, model) if config.algorithm.needs_teacher else ()),
+        Item(Kind.PAGES, pages, _cache(config, model)),
+        Item(Kind.DRAFTING, "drafting (tables of one replica)", drafting),
+        *_micro_batch(config, model, m.shards, _elements(shapes["layers"], homes["layers"]), platform, flash),
+        *((Item(Kind.OFFLOADED, "activations of layers, offloaded", waiting),) if waiting else ()),
+        *(_lent(config, model, platform, flash) if config.lent else ()),
+    )
+
+
+def _additions(config: Config, model: decoder.ModelConfig) -> int:
+    """Returns the numbers of low-rank additions on one device that learns."""
+    m, added = config.mesh, adapter.adapting(config.lora, model)
+    homes = meshes.param_shardings(_mesh(m.data, m.fsdp, m.tensor), lora.axes(added).adapter, "learner")
+    return _elements(lora.abstract(added).adapter, homes)
+
+
+def _of_engine(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
+    """Returns what the engine holds of weights beside those that it shares with the learner."""
+    shapes, homes = decoder.abstract(model), _engine_homes(config, model)
+    case, dtype, engine = swap_case(config), config.engine.dtype, _elements(shapes, homes)
+    if not config.lora.rank:
+        own = engine if case != "shared" or config.engine.layouts else 0
+        return (Item(Kind.ENGINE_WEIGHTS, f"weights (engine, {dtype}, {case})", SIZES[dtype] * own),)
+    base, added = config.lora.base_dtype, adapter.adapting(config.lora, model).lora
+    merged = _elements(*(lora.matrices(tree, added)[0] for tree in (shapes, homes)))
+    own = merged if case == "merge" and dtype == base else engine
+    apart = 0 if case == "merge" else SIZES[base] * merged
+    return (
+        Item(Kind.ENGINE_WEIGHTS, f"weights (engine, {dtype}, {case})", SIZES[dtype] * own),
+        Item(Kind.ENGINE_BASE, f"matrices to be merged (engine, {base})", apart),
+    )
+
+
+def _micro_batch(
+    config: Config, model: decoder.ModelConfig, shards: int, layers: int, platform: str, flash: bool, lent: bool = False
+) -> tuple[Item, ...]:
+    """Returns what a micro-batch takes on one of `shards` devices that hold `layers` weights of all layers each."""
+    needed = activations.estimate(config, model, shards, platform, flash)
+    stack = f"layers stacked in the step, and their gradient ({config.model.compute_dtype})"
+    return (
+        Item(Kind.ACTIVATIONS, "activations (estimate)", needed, lent),
+        Item(Kind.ACTIVATIONS, stack, activations.stacked(config, layers, platform), lent),
+    )
+
+
+def _critic(config: Config, elements: int) -> tuple[Item, ...]:
+    """Returns what a critic with a decoder of its own holds. Its micro-batches come after the policy's, in their room."""
+    moments, sums = config.optimizer.moments_dtype, config.optimizer.sums_dtype
+    return (
+        Item(Kind.WEIGHTS, "weights (critic, float32)", 4 * elements),
+        Item(Kind.MOMENTS, f"optimizer of the critic (two moments, {moments})", 2 * SIZES[moments] * elements),
+        Item(Kind.GRADIENT, f"gradient of the critic ({sums})", SIZES[sums] * elements),
+    )
+
+
+def _teacher(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
+    """Returns the weights of the teacher. Its forward pass has the room of the policy's backward pass."""
+    m, own, dtype = config.mesh, second_models.teacher_shape(config, model), config.teacher.dtype
+    elements = _elements(decoder.abstract(own), _homes(own, _mesh(m.data, m.fsdp, m.tensor), "learner", "tensor"))
+    return (Item(Kind.TEACHER, f"weights (teacher, {dtype})", SIZES[dtype] * elements),)
+
+
+def reward_model(config: Config, model: decoder.ModelConfig | None) -> tuple[Item, ...]:
+    """Returns what the engine's devices hold of the reward model of this shape, if there is one."""
+    if model is None:
+        return ()
+    dtype = config.engine.dtype
+    size = SIZES[dtype] * _elements(decoder.abstract(model), _engine_homes(config, model))
+    return (Item(Kind.REWARD_MODEL, f"weights (reward model, {dtype})", size),)
+
+
+def judge(config: Config, own: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
+    """Returns what a judge of this shape holds. `own`: the settings of its engine (second_models.judge_settings)."""
+    homes, dtype = _homes(model, _mesh(own.replicas, 1, own.mesh.replica), "engine", "tensor"), own.engine.dtype
+    size = SIZES[dtype] * _elements(decoder.abstract(model), homes)
+    kind = Kind.JUDGE_AWAKE if config.judge.asleep else Kind.JUDGE
+    pages = f"KV pages (judge, {own.pages} of {own.engine.page_size} tokens, {dtype})"
+    items = (Item(kind, f"weights (judge, {dtype})", size), Item(kind, pages, _cache(own, model)))
+    return (*items, Item(Kind.JUDGE_ASLEEP, "weights (judge, asleep)", size)) if config.judge.asleep else items
+
+
+def _lent(config: Config, model: decoder.ModelConfig, platform: str, flash: bool) -> tuple[Item, ...]:
+    """Returns what a device holds while it is lent. Its mesh is that of mesh.divided."""
+    shards, shapes = config.lent_shards, decoder.abstract(model)
+    mesh = _mesh(*meshes.along(shards, config.mesh.fsdp), config.mesh.tensor)
+    homes = meshes.param_shardings(mesh, decoder.axes(model), "learner")
+    elements, layers = _elements(shapes, homes), _elements(shapes["layers"], homes["layers"])
+    sums = config.optimizer.sums_dtype
+    there = config.mesh.engine == 0 and config.mesh.fsdp == 1  # the learner's own weights serve here too
+    return (
+        Item(Kind.WEIGHTS, "weights (lent, float32)", 0 if there else 4 * elements, lent=True),
+        Item(Kind.GRADIENT, f"gradient (lent, {sums})", SIZES[sums] * elements, lent=True),
+        *_micro_batch(config, model, shards, layers, platform, flash, lent=True),
+    )
+
+
+def _mesh(data: int, fsdp: int, tensor: int) -> AbstractMesh:
+    return AbstractMesh(
+        (data, fsdp, tensor), (meshes.DATA, meshes.FSDP, meshes.TENSOR), axis_types=(AxisType.Auto,) * 3
+    )
+
+
+def _homes(model: decoder.ModelConfig, mesh: AbstractMesh, room: str, option: str) -> Any:
+    """Returns the sharding of every weight. Refuses a mesh that does not divide them, by the option's name."""
+    axes, counts = decoder.axes(model), {"heads": model.heads, "kv_heads": model.kv_heads}
+    meshes.check_divisible(mesh, axes, decoder.abstract(model), room, counts, tensor=option)
+    return meshes.param_shardings(mesh, axes, room)
+
+
+def _engine_homes(config: Config, model: decoder.ModelConfig) -> Any:
+    """Returns the sharding of every weight of a model of this shape that lies with the engine."""
+    option = "engine_tensor" if config.mesh.engine_tensor else "tensor"
+    return _homes(model, _mesh(config.replicas, 1, config.mesh.replica), "engine", option)
+
+
+def by_device(config: Config, items: Sequence[Item]) -> dict[str, tuple[Item, ...]]:
+    """Returns the items of each sort of device. There is one sort where learner and engine share all devices.
+
+    There are two of the same devices where the engine sleeps while they learn.
+
+    A device that is lent holds nothing that generates meanwhile. It holds the items marked `lent` in addition.
+    """
+    held: dict[str, list[Item]] = {}
+    for item in items:
+        for device in _devices(config, item):
+            held.setdefault(device, []).append(item)
+    return {device: tuple(own) for device, own in held.items()}
+
+
+def _devices(config: Config, item: Item) -> tuple[str, ...]:
+    """Returns the sorts of devices that hold the item."""
+    if item.kind is Kind.OFFLOADED:
+        return (HOST,)
+    if item.kind is Kind.JUDGE_ASLEEP:
+        return (JUDGE_HOST,)
+    if item.lent:
+        return (WHILE_LENT,)
+    if config.mesh.engine:
+        return (GENERATES,) if item.kind.generates else (LEARNS,)
+    stays = item.kind in (Kind.ENGINE_BASE, Kind.REWARD_MODEL, Kind.JUDGE) or not (
+        item.kind.generates or item.kind is Kind.ACTIVATIONS
+    )
+    if config.engine.sleep:
+        return (LEARNING, GENERATING) if stays else (GENERATING,) if item.kind.generates else (LEARNING,)
+    if config.judge.asleep:  # in rounds that are not streamed the learner computes nothing while the judge is awake
+        rests = config.scheduler.name != "pipeline" and not config.scheduler.stream
+        awake = (JUDGING,) * (not rests or item.kind is not Kind.ACTIVATIONS)
+        return awake + (SHARED,) * (item.kind is not Kind.JUDGE_AWAKE)
+    return (SHARED, WHILE_LENT) if config.lent and stays else (SHARED,)
+
+
+def table(items: Sequence[Item]) -> dict[str, int]:
+    """Returns the bytes of each item by its words, and of all together."""
+    return {item.what: item.bytes for item in items} | {"all": sum(item.bytes for item in items)}
+
+
+def process(
+    config: Config, items: Sequence[Item], temporaries: Mapping[str, int], resident: int, on_host: bool
+) -> dict[str, int]:
+    """Returns bytes of this process at its highest, by what holds them.
+
+    While a checkpoint is written, the process holds a copy of weights and moments. No program runs then, so the larger
+    of the two needs counts. An export reads the present weights: on the CPU the arrays themselves.
+
+    Args:
+      items: the items of `memory`.
+      temporaries: bytes that each program needs on a device in addition, by name of the program.
+      resident: bytes of the process after imports, inputs and compilation, without weights.
+      on_host: the devices are the CPU, whose memory is the memory of the process. Otherwise the process holds one copy
+        of the weights, at the beginning and at the end, and the bytes on devices are given per device.
+    """
+    on_hosts = {Kind.OFFLOADED: config.mesh.learner, Kind.JUDGE_ASLEEP: config.mesh.replica}
+    kept = [item for item in items if item.kind not in (Kind.ACTIVATIONS, *on_hosts) and item.bytes]
+    waiting = {item.what: on_hosts[item.kind] * item.bytes for item in items if item.kind in on_hosts}
+    largest, shards = max(temporaries, key=lambda name: temporaries[name]), config.mesh.fsdp * config.mesh.tensor
+    copied = {kind: shards * sum(item.bytes for item in kept if item.kind is kind and not item.lent) for kind in Kind}
+    saved = {}
+    if config.checkpoint.every:
+        saved = {"copy of weights and moments for a checkpoint": copied[Kind.WEIGHTS] + copied[Kind.MOMENTS]}
+    if not on_host:
+        staged = saved or {"weights in transfer (float32)": copied[Kind.WEIGHTS]}
+        if copied[Kind.BASE] > sum(saved.values()):
+            staged = {"frozen weights in transfer": copied[Kind.BASE]}
+        inside = {"process itself (compiled, no weights yet)": resident, **staged, **waiting}
+        most = max(sum(item.bytes for item in own) for own in by_device(config, kept).values())
+        return inside | {
+            "process at its highest": sum(inside.values()),
+            "each device at its highest": most + temporaries[largest],
+        }
+    program = {f"largest program beside it ({largest})": temporaries[largest] * config.devices}
+    totals = [_on_all(config, kept, counts) for counts in _counts(config)]
+    inside = {
+        "process itself (compiled, no weights yet)": resident,
+        **max(totals, key=lambda lines: sum(lines.values())),
+        **waiting,
+        **max(program, saved, key=lambda line: sum(line.values())),
+    }
+    return inside | {"process at its highest": sum(inside.values())}
+
+
+def _counts(config: Config) -> list[dict[str, int]]:
+    """Returns how many devices of each sort there are, at each time that memory differs."""
+    if config.engine.sleep:
+        return [{LEARNING: config.devices}, {GENERATING: config.devices}]
+    return [
+        {
+            SHARED: config.devices - lent,
+            LEARNS: config.mesh.learner,
+            WHILE_LENT: lent,
+            GENERATES: config.generating - lent,
+        }
+        for lent in (0, config.lent)
+    ] + [{JUDGING: config.devices}]
+
+
+def _on_all(config: Config, items: Sequence[Item], counts: Mapping[str, int]) -> dict[str, int]:
+    """Returns bytes on all devices together, by words of the items."""
+    out: Counter[str] = Counter()
+    for device, own in by_device(config, items).items():
+        for item in own:
+            out[item.what] += item.bytes * counts.get(device, 0)
+    return dict(+out)
+
+
+def resident() -> int:
+    """Returns the resident bytes of this process now, or its highest so far where the system has no /proc."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS:"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def swap_case(config: Config) -> str:
+    """Returns how weights reach the engine: "shared", "cast" or "relayout" (another sharding).
+
+    Of low-rank additions: "merge", or "relayout and merge".
+    """
+    apart = config.mesh.fsdp > 1 or config.mesh.engine or config.mesh.replica != config.mesh.tensor
+    if config.lora.rank:
+        return "relayout and merge" if apart else "merge"
+    if apart:
+        return "relayout"
+    return "shared" if config.engine.dtype == "float32" else "cast"
+
+
+def _elements(shapes: Any, shardings: Any) -> int:
+    """Returns the number of weights on one device."""
+    leaves = zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True)
+    return sum(int(np.prod(sharding.shard_shape(shape.shape))) for shape, sharding in leaves)
+
+
+def _cache(config: Config, model: decoder.ModelConfig) -> int:
+    """Returns the bytes of keys and values of one replica's pages, on each of its devices. Rows of a file need none."""
+    if config.engine.name != "rows" and not config.eval.prompts:
+        return 0
+    positions = config.pages * config.engine.page_size
+    heads = model.kv_heads // config.mesh.replica
+    return 2 * model.layers * positions * heads * model.head_dim * SIZES[config.engine.dtype]
+
+
+def text(title: str, rows: dict, unit: str = "") -> str:
+    """Returns a titled table as text. Bytes (unit "B") are shown in MiB, without the rows that would read 0.0 MiB."""
+    shown = {name: f"{value / 2**20:,.1f} MiB" if unit == "B" else f"{value:,}" for name, value in rows.items()}
+    shown = {name: value for name, value in shown.items() if value != "0.0 MiB"} or shown
+    wide = max(map(len, shown))
+    return "\n".join([title, *(f"  {name:<{wide}}  {value:>14}" for name, value in shown.items())])

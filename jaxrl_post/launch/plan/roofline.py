@@ -1,0 +1,156 @@
+"""Predicts the seconds of one optimizer step on a slice that is not there, by part, from shapes and peak figures.
+
+Invariant: every second is bytes or FLOPs over a published rate times one of the shares below. No part hides another:
+the sum is of a step whose parts follow each other.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+
+from jaxrl_post.config import Config
+from jaxrl_post.engine.step_cost import DecodeCost
+from jaxrl_post.launch.parts import adapter
+from jaxrl_post.launch.plan import activations
+from jaxrl_post.launch.plan.chips import Slice
+from jaxrl_post.models import decoder, lora
+
+# Shares of the peak that good programs reach. They are assumptions: nothing here was measured.
+TRAIN, PREFILL, MEMORY, LINKS = 0.45, 0.5, 0.85, 0.85
+SUM_S = 15e-6  # latency of one sum of activations over the devices of a replica
+DISPATCH_S, SLOT_S = 1e-3, 2e-6  # host's part of a dispatch, and of each live slot in it
+BF16 = 2  # bytes
+
+ASSUMED = (
+    f"predicted, not measured: {TRAIN:.0%} of peak FLOP/s in training, {PREFILL:.0%} in prefill; {MEMORY:.0%} of memory bandwidth; "
+    f"{LINKS:.0%} of links; no part overlaps another"
+)
+
+
+def seconds(
+    config: Config, model: decoder.ModelConfig, where: Slice, prompt: int, mean: float = 0.0
+) -> dict[str, float]:
+    """Returns the seconds of one optimizer step by part, and of all together.
+
+    Weights are read at every engine step and KV at every token, or arithmetic takes longer. A replica takes steps until
+    its last rollout ends, and at least until its slots did all work.
+
+    Args:
+      prompt: tokens of a prompt.
+      mean: tokens of a rollout, on average, with lengths spread evenly to both sides; 0: half of the longest.
+    """
+    cost, most = engine_step(config, model, where, prompt), min(config.sampling.max_tokens, config.engine.max_length)
+    mean = mean or most / 2
+    rollouts = config.rollouts_per_step / config.scheduler.mini_batches
+    each = rollouts / config.replicas
+    steps = max(most, each * mean / config.engine.slots)
+    spread = min(mean, most - mean)
+    context = prompt * mean + (mean**2 + spread**2 / 3) / 2  # summed over the tokens of a rollout, on average
+    trained = rollouts * config.scheduler.ppo_epochs
+    batches = math.ceil(rollouts * (prompt + mean) / (config.batch.rows * config.batch.tokens))
+    live = min(config.engine.slots, each) * config.replicas
+    parts = {
+        "decode": max(steps * cost.weights_s + each * context * cost.token_s, each * mean * cost.row_s),
+        "prefill": each * prompt * cost.prefill_s,
+        "train": trained * _gradient(config, model, where, prompt + mean),
+        "collectives of decode": steps * _sums(config, model),
+        "collectives of training": train_collectives(config, model, where, batches * config.scheduler.ppo_epochs),
+        "publish": publish(config, model, where),
+        "host": steps / config.engine.steps_per_dispatch * (DISPATCH_S + SLOT_S * live),
+    }
+    return parts | {"all": sum(parts.values())}
+
+
+def engine_step(config: Config, model: decoder.ModelConfig, where: Slice, prompt: int) -> DecodeCost:
+    """Returns the seconds of an engine step of all replicas together, by rows and context of the fullest one.
+
+    Args:
+      prompt: tokens of a prompt.
+    """
+    ways, size, steps = config.mesh.replica, activations.SIZES[config.engine.dtype], config.engine.steps_per_dispatch
+    memory, arithmetic = where.chip.bandwidth * MEMORY * ways, where.chip.flops * PREFILL * ways
+    prompt = max(prompt, 1)
+    return DecodeCost(
+        weights_s=size * parameters(model) / memory,
+        token_s=2 * model.layers * model.kv_heads * model.head_dim * size / memory,
+        row_s=2 * parameters(model) / arithmetic,
+        fixed_s=_sums(config, model) + DISPATCH_S / steps,
+        request_s=SLOT_S * config.replicas / steps,
+        prefill_s=_forward(model, prompt) / prompt / arithmetic,
+        source=f"roofline of {where.name}",
+    )
+
+
+def _sums(config: Config, model: decoder.ModelConfig) -> float:
+    """Returns the latency of an engine step's sums over the devices of a replica: two a layer."""
+    return 2 * model.layers * SUM_S if config.mesh.replica > 1 else 0.0
+
+
+def trained_token(config: Config, model: decoder.ModelConfig, where: Slice, tokens: float) -> float:
+    """Returns the seconds of a token of a sequence of `tokens` tokens each time that it is trained on, links included."""
+    links = train_collectives(config, model, where, 1)
+    return _gradient(config, model, where, tokens) / tokens + links / (config.batch.rows * config.batch.tokens)
+
+
+def _gradient(config: Config, model: decoder.ModelConfig, where: Slice, tokens: float) -> float:
+    """Returns the seconds of a sequence's gradient on all devices that learn, by its useful FLOPs.
+
+    A gradient costs three forward passes, or two where the weights are frozen."""
+    passes = 2 if config.lora.rank else 3
+    return passes * _forward(model, tokens) / (config.mesh.learner * where.chip.flops * TRAIN)
+
+
+def _forward(model: decoder.ModelConfig, tokens: float) -> float:
+    """Returns FLOPs of a forward pass over a causal sequence."""
+    attention = 2 * model.layers * model.heads * model.head_dim * tokens**2
+    return 2 * parameters(model) * tokens + attention
+
+
+def parameters(model: decoder.ModelConfig) -> int:
+    """Returns the number of weights."""
+    return sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(model)))
+
+
+def _trained(config: Config, model: decoder.ModelConfig) -> int:
+    """Returns the number of weights that are trained."""
+    if not config.lora.rank:
+        return parameters(model)
+    return sum(leaf.size for leaf in jax.tree.leaves(lora.abstract(adapter.adapting(config.lora, model)).adapter))
+
+
+def train_collectives(config: Config, model: decoder.ModelConfig, where: Slice, batches: int) -> float:
+    """Returns the seconds of links in `batches` micro-batches of the learner.
+
+    A device sends weights twice and gradients once a micro-batch, and the activations of a divided layer."""
+    m = config.mesh
+    trained = _trained(config, model)
+    spread = (m.fsdp - 1) / m.fsdp / m.tensor * (2 * BF16 * parameters(model) + BF16 * trained)
+    seconds = batches * spread / (where.link(m.fsdp * m.tensor) * LINKS)
+    tokens = config.batch.rows // m.shards * config.batch.tokens
+    if m.tensor > 1:  # two sums a layer, forward, again and backward; a sum sends twice its bytes
+        sums = 6 * model.layers * 2 * (m.tensor - 1) / m.tensor * tokens * model.embed * BF16
+        seconds += batches * sums / (where.link(m.tensor) * LINKS)
+    if m.fsdp * m.tensor > 1:  # the head's activations: gathered twice, and their gradient comes back
+        head = 3 * tokens * m.fsdp * model.embed * BF16
+        seconds += batches * head / (where.link(m.fsdp * m.tensor) * LINKS)
+    if m.data > 1:
+        held = trained / (m.fsdp * m.tensor) * activations.SIZES[config.optimizer.sums_dtype]
+        seconds += batches * 2 * (m.data - 1) / m.data * held / (where.link(m.learner) * LINKS)
+    return seconds
+
+
+def publish(config: Config, model: decoder.ModelConfig, where: Slice) -> float:
+    """Returns the seconds in which new weights reach the engine.
+
+    Each device gets its part of a replica's weights, less what it has. The nearest copy is of fsdp x tensor devices."""
+    m, size = config.mesh, activations.SIZES[config.engine.dtype]
+    if m.fsdp == 1 and not m.engine and m.replica == m.tensor:
+        return parameters(model) / m.replica * (4 + size) / (where.chip.bandwidth * MEMORY)  # a cast in place
+    got = parameters(model) * size / m.replica
+    if config.lora.rank:  # additions travel as float32; then matrices are read and written where they are
+        merged = parameters(model) / m.replica * (activations.SIZES[config.lora.base_dtype] + size)
+        got = 4 * _trained(config, model) / m.replica
+        return got / (where.link(m.fsdp * m.tensor) * LINKS) + merged / (where.chip.bandwidth * MEMORY)
+    return got / (where.link(m.fsdp * m.tensor) * LINKS)
