@@ -29,8 +29,7 @@ def show(record) -> None:
 
     base, tree = house.Tree(baseline.checkout(record.root)), house.Tree(record.root)
     record.figure("base", baseline.BASE)
-    settings = [tomllib.loads((one.root / "pyproject.toml").read_text())["tool"]["ruff"] for one in (base, tree)]
-    record.figure("formatter_as_the_base's", settings[0] == settings[1], equals=True)
+    record.figure("formatter_as_the_base's", _formatter(base) == _formatter(tree), equals=True)
     before, after = weights.weigh(base.root), weights.weigh(tree.root)
     moved = [max(0, new - old) for old, new in zip(before["elsewhere"], after["elsewhere"], strict=True)]
     for place, (lines, statements) in MOST.items():
@@ -54,6 +53,12 @@ def show(record) -> None:
     record.figure("wide_signatures", weights.wide_signatures(tree), equals={})
     record.figure("base.lone_helpers", len(weights.lone_helpers(base)))
     record.figure("lone_helpers", len(weights.lone_helpers(tree)))
+
+
+def _formatter(tree) -> dict:
+    """Returns what decides where the formatter breaks a line: its section, the width and the oldest Python."""
+    settings = tomllib.loads((tree.root / "pyproject.toml").read_text())["tool"]["ruff"]
+    return {name: settings.get(name) for name in ("line-length", "indent-width", "target-version", "format")}
 
 
 def _doubled(tree, weights) -> list[str]:
