@@ -53,6 +53,25 @@ def test_who_may_begin_again(tmp_path, last, given, there, refused):
         assert f"has logs of {last} finished steps and no checkpoint" in said and str(tmp_path / "checkpoints") in said
 
 
+@pytest.mark.parametrize(
+    "published, last, there, refused",
+    [
+        ((2, 4), 4, [], False),  # killed in the save of step 4, the first publish that reaches step 3
+        ((2,), 5, [], False),  # or before that publish
+        ((2, 4), 6, ["step_000004.part"], False),  # or in the save, while the run went on
+        ((2, 4, 6), 6, [], True),
+        ((2, 4, 6), 6, ["step_000006.part"], True),
+    ],
+)
+def test_a_pipeline_saves_with_a_publish(tmp_path, published, last, there, refused):
+    """Only rows of published steps have seconds."""
+    rows = [{"step": step} | ({"timing_s/step": 0.1} if step in published else {}) for step in range(last + 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in there:
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert bool(log_marks.refusal(tmp_path, last, config(3))) == refused
+
+
 def test_logs_are_set_aside_whole_and_forgotten_at_the_end(tmp_path):
     for time in (1, 2):
         metrics(tmp_path, time)

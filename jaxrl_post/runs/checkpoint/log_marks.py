@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from jaxrl_post.ring import written
@@ -76,16 +76,20 @@ def check_reach(folder: Path, to: Mapping[str, int]) -> None:
 
 def last_step(folder: Path) -> int:
     """Returns the last finished step in a run's metrics; 0 where none is finished. Omits a line cut short by a crash."""
+    return max((step for step, _ in _steps(folder)), default=0)
+
+
+def _steps(folder: Path) -> Iterator[tuple[int, bool]]:
+    """Yields each step of a run's metrics, and whether its weights were published: only then its row has seconds."""
     file = folder / _METRICS
-    last = 0
     for line in file.read_bytes().split(b"\n") if file.is_file() else ():
         try:
             row = json.loads(line)
         except ValueError:
             continue
         step = row.get("step") if isinstance(row, dict) else None
-        last = max(last, step if isinstance(step, int) else 0)
-    return last
+        if isinstance(step, int):
+            yield step, "timing_s/step" in row
 
 
 def refusal(place: Path, steps: int, config: Mapping) -> str:
@@ -100,7 +104,10 @@ def refusal(place: Path, steps: int, config: Mapping) -> str:
         return ""  # nothing is lost, or the damaged steps are the reason to give
     every, rounds = config["checkpoint"]["every"], config["scheduler"]
     updates = rounds["mini_batches"] * rounds["ppo_epochs"]  # optimizer steps for each publish
-    first = min(-(-every // updates) * updates, config["steps"])
+    due = min(-(-every // updates) * updates, config["steps"])
+    # a pipeline may take several steps before it publishes, and saves with the first publish that reaches the step
+    published = [step for step, whole in _steps(place) if whole]
+    first = next((step for step in published if step >= due), steps if published else due)
     begun = any(saves.glob(f"step_{first:06d}.part"))
     if every > 0 and not (place / "summary.json").exists() and (steps <= first or begun):
         return ""
