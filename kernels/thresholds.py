@@ -46,6 +46,36 @@ def find(
     return jnp.where(cut, _values(kept), -jnp.inf)
 
 
+def kept(logits: Float[Array, "R V"], lowest: Float[Array, " R"], most: int, parts: int = 1) -> Int[Array, "R most"]:
+    """Returns the ids that each row's threshold leaves, the likeliest first and -1 behind the last one.
+
+    A row without a threshold has none. Nor has one that leaves more than `most` ids, as only ids that tie can.
+
+    Args:
+      lowest: of `find`.
+      parts: the devices that the vocabulary is split over. Each sorts its own ids first."""
+    vocab = logits.shape[-1]
+    with jax.named_scope("kept"):
+        allowed = logits >= lowest[:, None]
+        values, ids = _highest(jnp.where(allowed, logits, -jnp.inf), min(most, vocab), parts)
+        recorded = (lowest > -jnp.inf) & (jnp.sum(allowed, axis=-1, dtype=jnp.int32) <= most)
+        ids = jnp.where(recorded[:, None] & (values > -jnp.inf), ids, -1)
+        return jnp.pad(ids, ((0, 0), (0, most - ids.shape[-1])), constant_values=-1)
+
+
+def _highest(
+    logits: Float[Array, "R V"], count: int, parts: int
+) -> tuple[Float[Array, "R count"], Int[Array, "R count"]]:
+    """Returns the highest logits of each row and their ids; of equal ones the lowest ids come first."""
+    rows, vocab = logits.shape
+    if parts == 1 or vocab % parts or vocab // parts < count:
+        return tuple(jax.lax.top_k(logits, count))
+    values, ids = jax.lax.top_k(logits.reshape(rows, parts, -1), count)
+    ids = ids + (jnp.arange(parts, dtype=jnp.int32) * (vocab // parts))[:, None]
+    values, order = jax.lax.top_k(values.reshape(rows, -1), count)
+    return values, jnp.take_along_axis(ids.reshape(rows, -1), order, axis=-1)
+
+
 def _keys(values: Float[Array, "R V"]) -> UInt32[Array, "R V"]:
     """Returns unsigned integers in the order of the floats."""
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)

@@ -20,7 +20,7 @@ from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.ring.history import History
 from jaxrl_post.ring.types import Finish, Group, Prompt, Request, Rollout, RolloutId, Sampling
 
-EOS = 3
+EOS, RECORDED = 3, 16
 TINY = decoder.ModelConfig(
     vocab_size=40, embed=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffw=64, max_length=256, tied=True
 )
@@ -166,11 +166,12 @@ def run(engine: RowEngine, asked: list[Request], *, submit_at: list[int] | None 
 
 
 def same_bits(a: dict[RolloutId, Rollout], b: dict[RolloutId, Rollout]) -> bool:
-    """Returns whether two runs have the same rollouts, tokens, log-probs, entropies and endings, bit for bit."""
+    """Returns whether two runs have the same rollouts, tokens, log-probs, entropies, records and endings, bit for bit."""
     return a.keys() == b.keys() and all(
         a[k].tokens.tobytes() == b[k].tokens.tobytes()
         and a[k].logprobs.tobytes() == b[k].logprobs.tobytes()
         and a[k].entropies.tobytes() == b[k].entropies.tobytes()
+        and a[k].records.tobytes() == b[k].records.tobytes()
         and a[k].finish == b[k].finish
         for k in a
     )
@@ -193,14 +194,15 @@ def reference(request: Request, params, config=TINY) -> list[sampler.Draw]:
 
 
 def against_sampler(
-    out: dict[RolloutId, Rollout], asked: list[Request], params, config=TINY, close: float = 1e-4
+    out: dict[RolloutId, Rollout], asked: list[Request], params, config=TINY, close: float = 1e-4, kept: bool = False
 ) -> list[str]:
-    """Returns the objections of the independent sampler."""
+    """Returns the objections of the independent sampler. `kept`: the engine recorded up to RECORDED ids a token."""
     objections = []
     for request in asked:
         got = out[request.rollout_id]
+        records = [sorted(row[row >= 0].tolist()) for row in got.records.rows(RECORDED)] if kept else None
         objection = sampler.disagreement(
-            reference(request, params, config), got.tokens, got.logprobs, got.entropies, close=close
+            reference(request, params, config), got.tokens, got.logprobs, got.entropies, close=close, records=records
         )
         if objection:
             objections.append(f"{request.rollout_id}: {objection}")

@@ -44,6 +44,7 @@ class Draw:
     entropy: float
     gap: float
     edge: float = math.inf
+    kept: tuple[int, ...] = ()  # the ids that the cuts left, where something is cut
 
 
 def cut(scores: np.ndarray, temperature: float, top_k: int, top_p: float) -> tuple[np.ndarray, float]:
@@ -75,10 +76,10 @@ def draw(
     top_p: float = 1.0,
 ) -> Draw:
     """One token of sampling law 1 from scores [V]."""
-    edge = math.inf
+    edge, kept = math.inf, ()
     if temperature > 0 and (top_k or top_p < 1):
         allowed, edge = cut(scores, temperature, top_k, top_p)
-        scores = np.where(allowed, scores, -np.inf)
+        scores, kept = np.where(allowed, scores, -np.inf), tuple(np.flatnonzero(allowed).tolist())
     z = scores.astype(np.float64) / (temperature or 1.0)
     logp = numpy_llama.log_softmax(z)
     entropy = float(-(np.exp(logp) * np.where(logp > -np.inf, logp, 0.0)).sum())
@@ -91,7 +92,7 @@ def draw(
     ids = tiles[best_tile]
     inside, gap = _best(np.array([z[i] + gumbel(seed, position, int(i)) for i in ids]))
     token = int(ids[inside])
-    return Draw(token, float(logp[token]), entropy, min(gap, tile_gap), edge)
+    return Draw(token, float(logp[token]), entropy, min(gap, tile_gap), edge, kept)
 
 
 def _lse(z: np.ndarray) -> float:
@@ -116,9 +117,12 @@ def generate(
     return draws
 
 
-def disagreement(draws: list[Draw], tokens, logprobs, entropies, *, near: float = 1e-4, close: float = 1e-4) -> str:
+def disagreement(
+    draws: list[Draw], tokens, logprobs, entropies, *, near: float = 1e-4, close: float = 1e-4, records=None, most=16
+) -> str:
     """Empty when the answer agrees with the sampler: tokens equal up to a first difference that is a near tie, log-probs and
-    entropies within `close` up to there; else one sentence about the first place where it does not."""
+    entropies within `close` up to there; else one sentence about the first place where it does not. `records`: of each token the
+    ids that the engine says were kept, in order; none where they are more than `most`."""
     for i, (want, token) in enumerate(zip(draws, tokens)):
         if want.token != token:
             return (
@@ -132,4 +136,6 @@ def disagreement(draws: list[Draw], tokens, logprobs, entropies, *, near: float 
             return f"log-prob {i} is {logprobs[i]}, sampler says {want.logprob}"
         if abs(want.entropy - entropies[i]) > close * max(1.0, want.entropy):
             return f"entropy {i} is {entropies[i]}, sampler says {want.entropy}"
+        if records is not None and records[i] != list(want.kept if len(want.kept) <= most else ()):
+            return f"ids {records[i]} are recorded for token {i}, sampler keeps {want.kept}"
     return "" if len(draws) == len(tokens) else f"length {len(tokens)}, sampler says {len(draws)}"

@@ -32,6 +32,34 @@ def test_values_are_those_of_numpy_for_every_chunk(chunk, temperature):
         np.testing.assert_allclose(value, expected, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("chunk", [7, 1000])
+def test_of_kept_ids_alone_values_and_gradients_are_those_of_a_smaller_softmax(chunk):
+    """Three ids a token, the target among them; the last token has no record, and so all 7 ids."""
+    hidden, table, targets = case(B=1, T=5)
+    kept = jnp.stack([targets, (targets + 2) % 7, (targets + 3) % 7], axis=-1).at[:, -1].set(-1)
+
+    def among(h, t):
+        return logprobs.chosen(lambda x: x @ t, h, targets, temperature=0.7, chunk=chunk, kept=kept)
+
+    def plain(h, t):
+        found = []
+        for i in range(5):
+            scores = h[0, i] @ (t[:, kept[0, i]] if i < 4 else t) / 0.7
+            logps = jax.nn.log_softmax(scores)
+            found.append((logps[0] if i < 4 else logps[targets[0, i]], -jnp.sum(jnp.exp(logps) * logps)))
+        return tuple(jnp.stack(x)[None] for x in zip(*found, strict=True))
+
+    for got, want in zip(among(hidden, table), plain(hidden, table), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+    w, u = np.random.default_rng(1).normal(size=(2, 1, 5)).astype(np.float32)
+    slopes = [
+        jax.grad(lambda h, t, run=run: sum(jnp.sum(a * b) for a, b in zip((w, u), run(h, t), strict=True)), (0, 1))
+        for run in (among, plain)
+    ]
+    for got, want in zip(*(slope(hidden, table) for slope in slopes), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
+
+
 def test_huge_logits_stay_finite():
     logits = jnp.asarray([[1e4, 0.0, -1e4]], jnp.float32)
     logp, entropy = logprobs.of_logits(logits, jnp.asarray([1]))

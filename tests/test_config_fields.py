@@ -162,13 +162,15 @@ _IGNORED = [
     ),
     ("engine.layouts=[2]", ("mesh.data=2", *SUPERVISED), ("mesh.data=2",)),
     (
-        "engine.sleep=true sampling.top_k=5 sampling.top_p=0.5 algorithm.use_kl_in_reward=true "
+        "engine.sleep=true sampling.top_k=5 algorithm.use_kl_in_reward=true "
         "algorithm.rollout_is=token algorithm.rollout_rs=token_k1 algorithm.prox_logp_method=rollout "
         "algorithm.overlong_buffer=8 alarms.max_mismatch=0.5 data.sources=['a.jsonl'] "
         "curriculum.interest=variance curriculum.skip_epochs=2 algorithm.top_entropy_quantile=0.2",
         SUPERVISED,
         (),
     ),
+    ("sampling.top_p=0.5", SUPERVISED, ("sampling.top_k=5",)),
+    ("sampling.keep_mask=false", (), ("sampling.top_k=5",)),
     ("mesh.engine_tensor=2", ("mesh.data=2", *SUPERVISED, "eval.prompts=0"), ("mesh.data=2", *SUPERVISED)),
     ("batch.split_head=yes", ("mesh.data=2",), ("mesh.fsdp=2",)),
     ("model.remat_policy=attention", (), ("model.remat=true",)),

@@ -20,6 +20,11 @@ REFUSED = {  # overrides of a run, divided by spaces, and a part of the sentence
     "model.preset=": "model.path and model.preset are both empty",
     "sampling.top_p=0.0": "sampling.top_p=0.0 leaves nothing to draw",
     "sampling.top_p=1e-40": "sampling.top_p=1e-40 leaves nothing to draw",
+    "sampling.top_p=0.9": "sampling.top_p=0.9 leaves any number of ids, and sampling.keep_mask=True records them: a "
+    "sampling.top_k from 1 to 1024 bounds them, and sampling.keep_mask=False records none and trains on the whole law; the "
+    "nearest valid sampling.top_k is 512",
+    "sampling.top_k=1025": "sampling.top_k=1025 records up to so many ids a token (sampling.keep_mask=True): at most 1024 are; "
+    "sampling.keep_mask=False records none and trains on the whole law; the nearest valid sampling.top_k is 1024",
     "sampling.temperature=1e-40": "sampling.temperature=1e-40 must be 0, which is greedy, or from 1e-30 to 1e+30; the",
     "engine.slots=129": "must reach engine.slots=129",
     "engine.row_sizes=[]": "engine.row_sizes must hold at least one positive size",

@@ -85,13 +85,20 @@ def test_candidates_change_nothing(shared, plain):
 def test_cut_laws_agree_with_the_independent_sampler_and_change_under_nothing():
     """Runs top-k, top-p, both and neither side by side, on pages half as large.
 
-    An engine without cuts and with other pages is another program with equal tokens.
+    An engine without cuts and with other pages is another program with equal tokens. The records of kept ids are those of the
+    sampler, and are as equal as the tokens.
     """
     cuts = ((0, 1.0), (5, 1.0), (0, 0.7), (8, 0.5))
     asked = lab.requests(40, cuts=cuts, samples=5)
-    engine = lab.engine(restricted=True, page_size=lab.BASE["page_size"] // 2, pages=2 * lab.BASE["pages"])
+    sizes = dict(restricted=True, kept_ids=lab.RECORDED)
+    engine = lab.engine(**sizes, page_size=lab.BASE["page_size"] // 2, pages=2 * lab.BASE["pages"])
     out = lab.run(engine, asked)
-    assert lab.against_sampler(out, asked[::2], lab.weights(0)) == []
+    assert lab.against_sampler(out, asked[::2], lab.weights(0), kept=True) == []
+    assert sum(int((rollout.records.counts > 0).sum()) for rollout in out.values()) > 300
+    cutting = [r for r in asked if r.sampling.restricted]
+    clones = lab.drafting("ours", lab.groups_of(cutting, out, vary=0.2), clones=True)
+    drafted = lab.engine(**sizes, pages=48, drafting=clones)  # too few pages: some rollouts are preempted
+    assert lab.same_bits({r.rollout_id: out[r.rollout_id] for r in cutting}, lab.run(drafted, cutting))
     plain = lab.run(lab.engine(), [r for r in asked if not r.sampling.restricted])
     for name, alone in plain.items():
         assert alone.tokens.tolist() == out[name].tokens.tolist()

@@ -120,6 +120,27 @@ def test_ties_at_the_threshold_are_all_kept():
     assert (logits >= lowest[:, None]).sum(axis=1).tolist() == [3, 2, 4, 3]
 
 
+@pytest.mark.parametrize("parts", [1, 4])
+def test_records_are_the_ids_that_the_twin_keeps(parts):
+    """Rows of 512 ids on one device and on four. A row that keeps more than 24 has no record, nor has one without a cut."""
+    noise = np.random.default_rng(parts)
+    logits = (noise.normal(size=(40, 512)) * 3).astype(np.float32)
+    logits[5] = 1.0  # all ids tie
+    heat = np.resize([1.0, 0.6, 0.0, 2.0], 40).astype(np.float32)
+    top_k, top_p = np.resize([0, 1, 5, 600, 20], 40).astype(np.int32), np.resize([1.0, 0.9, 0.5], 40).astype(np.float32)
+    lowest = find(*map(jnp.asarray, (logits, heat, top_k, top_p)))
+    got = np.asarray(jax.jit(thresholds.kept, static_argnums=(2, 3))(jnp.asarray(logits), lowest, 24, parts))
+    empty = 0
+    for r in range(40):
+        cuts = heat[r] > 0 and (top_k[r] > 0 or top_p[r] < 1)
+        allowed = sampler.cut(logits[r], float(heat[r]), int(top_k[r]), float(top_p[r]))[0] if cuts else np.zeros(512)
+        want = np.flatnonzero(allowed) if allowed.sum() <= 24 else np.zeros(0, int)
+        assert sorted(got[r][got[r] >= 0]) == want.tolist()
+        assert (np.diff(logits[r][got[r][got[r] >= 0]]) <= 0).all()  # the likeliest first
+        empty += want.size == 0
+    assert 5 < empty < 25
+
+
 def test_a_share_that_is_met_exactly_is_enough():
     """Four ids that differ by less than a weight can tell: each weighs 1, so half of the mass is two ids."""
     logits = jnp.asarray([[0, -1e-9, -2e-9, -3e-9]], jnp.float32)

@@ -107,9 +107,10 @@ def test_a_resumed_run_divides_the_tokens_of_its_last_start_by_its_seconds_and_t
 def test_a_cut_sampling_law_without_weights_names_its_bias(here):
     config = configs.resolve(configs.default(), ("model.preset=tiny",))
     for law, weights, found in (
-        ({"top_p": 0.9}, "none", "sampling.top_p=0.9 draws"),
-        ({"top_k": 5, "top_p": 0.9}, "none", "sampling.top_k=5 and sampling.top_p=0.9 draws"),
-        ({"top_k": 5}, "token", ""),
+        ({"top_p": 0.9, "keep_mask": False}, "none", "sampling.top_p=0.9 draws"),
+        ({"top_k": 5, "top_p": 0.9, "keep_mask": False}, "none", "sampling.top_k=5 and sampling.top_p=0.9 draws"),
+        ({"top_k": 5, "keep_mask": False}, "token", ""),
+        ({"top_k": 5, "top_p": 0.9}, "none", ""),
         ({}, "none", ""),
     ):
         given = dataclasses.replace(

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from jaxrl_post.ring.ragged import Ragged
 from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId
 from jaxrl_post.runs import journal as journal_file
 from jaxrl_post.runs import rollout_log
@@ -57,6 +58,7 @@ def rollout(random, prompt: Prompt, sample: int, length: int) -> Rollout:
         entropies=random.random(length),
         versions=np.sort(random.integers(0, 9, length)),
         drafted=random.random(length) < 0.5,
+        kept=Ragged.of_rows(random.integers(0, 99, (length, 3)) - 40) if sample else None,
         argmax_tokens=random.integers(0, 99, length),
         clocks=np.sort(random.integers(5, 2**40, length)),
         finish=list(Finish)[sample],

@@ -38,11 +38,22 @@ def case(model, dtype, rows=B):
     return policy, hidden, targets, slopes
 
 
-def whole(model, policy, hidden, targets):
+def records(model, targets):
+    """Up to 5 ids of each token, the target among them; every third token has none."""
+    noise, used = np.random.default_rng(1), model.used_vocab or model.vocab_size
+    ids = noise.integers(0, used, (*targets.shape, 5))
+    ids = np.where(noise.random(ids.shape) < 0.6, ids, -1)
+    ids[..., 0] = targets
+    ids.reshape(-1, 5)[::3] = -1
+    return jnp.asarray(-np.sort(-ids, axis=-1), jnp.int32)  # -1 behind the others
+
+
+def whole(model, kept, policy, hidden, targets):
     def head(piece):
         return written_out(policy, model, piece)
 
-    return logprobs.chosen(head, hidden, targets, temperature=HEAT, chunk=10_000)
+    among = records(model, targets) if kept else None
+    return logprobs.chosen(head, hidden, targets, temperature=HEAT, chunk=10_000, kept=among)
 
 
 def written_out(policy, model, h):
@@ -53,8 +64,9 @@ def written_out(policy, model, h):
     return jnp.where(jnp.arange(out.shape[-1]) < used, out, decoder.NOT_ALLOWED)
 
 
-def split(model, mesh, policy, hidden, targets):
-    return split_head.chosen(policy, model, hidden, targets, temperature=HEAT, chunk=CHUNK, mesh=mesh)
+def split(model, mesh, kept, policy, hidden, targets):
+    how = dict(temperature=HEAT, chunk=CHUNK, mesh=mesh, kept=records(model, targets) if kept else None)
+    return split_head.chosen(policy, model, hidden, targets, **how)
 
 
 def results(run, given):
@@ -69,10 +81,12 @@ def results(run, given):
     return jax.device_get({"laws": list(found), "policy": grads[0], "hidden": grads[1]})
 
 
-def both(model, sizes, dtype, rows=B):
+def both(model, sizes, dtype, rows=B, kept=False):
     with jax.enable_x64(dtype == np.float64):
         given, mesh = case(model, dtype, rows), meshes.make_mesh(*sizes)
-        return results(functools.partial(split, model, mesh), given), results(functools.partial(whole, model), given)
+        return results(functools.partial(split, model, mesh, kept), given), results(
+            functools.partial(whole, model, kept), given
+        )
 
 
 MESHES = [(2, 2, 2), *(pytest.param(sizes, marks=pytest.mark.extended) for sizes in ((1, 4, 1), (1, 1, 8), (1, 2, 4)))]
@@ -85,6 +99,12 @@ MESHES = [(2, 2, 2), *(pytest.param(sizes, marks=pytest.mark.extended) for sizes
 def test_values_and_gradients_are_those_of_the_whole_head_in_x64(model, sizes):
     split, whole = both(model, sizes, np.float64)
     assert max(made_groups.distances(split, whole).values()) <= EXACT
+
+
+def test_of_kept_ids_alone():
+    split, whole = both(TIED, (2, 2, 2), np.float64, kept=True)
+    assert max(made_groups.distances(split, whole).values()) <= EXACT
+    assert max(made_groups.distances(split, both(TIED, (2, 2, 2), np.float64)[1]).values()) > 0.1
 
 
 @pytest.mark.shown("exact-scale")
@@ -102,7 +122,7 @@ def lowered(model, sizes):
     homes = meshes.param_shardings(mesh, {name: decoder.axes(model)[name] for name in policy}, "learner")
 
     def total(policy, hidden, targets, slopes):
-        found = split(model, mesh, policy, hidden, targets)
+        found = split(model, mesh, False, policy, hidden, targets)
         return sum(jnp.sum(weight * x) for weight, x in zip(slopes, found, strict=True))
 
     placed = jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home), policy, homes)

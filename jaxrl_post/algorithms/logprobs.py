@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+NOT_KEPT = -1e30  # logit of an id that cannot be drawn: its probability is exactly 0, and no 0 * inf arises
 LOG_RATIO_BOUND = 20.0  # log-ratios are clamped to +-20 before exp, as verl does
 
 
@@ -55,6 +56,20 @@ def score_norms(
     return (1.0 - 2.0 * own + jnp.sum(probs * probs, axis=-1),)
 
 
+def members(kept: Int[Array, "*rows K"], size: int, first: int | Array = 0) -> Bool[Array, "*rows size"]:
+    """Returns which of the ids first .. first + size - 1 each row keeps. A row without ids keeps all of them.
+
+    `kept`: the ids of a row, -1 behind the last one."""
+
+    def of_row(ids):
+        places = jnp.where((ids >= first) & (ids < first + size), ids - first, size)
+        return jnp.zeros(size, bool).at[places].set(True, mode="drop") | (ids[0] < 0)
+
+    for _ in range(kept.ndim - 1):
+        of_row = jax.vmap(of_row)
+    return of_row(kept)
+
+
 def chosen(
     head: Callable[[Float[Array, "B C D"]], Float[Array, "B C V"]],
     hidden: Float[Array, "B T D"],
@@ -63,6 +78,7 @@ def chosen(
     temperature: float,
     chunk: int,
     statistics: Callable[..., tuple[jax.Array, ...]] = of_logits,
+    kept: Int[Array, "B T K"] | None = None,
 ) -> tuple[Float[Array, "B T"], ...]:
     """Returns the log-prob of targets[b, t] given hidden[b, t], and the entropy, both in the dtype of the logits.
 
@@ -71,9 +87,18 @@ def chosen(
       temperature: divides the logits. For sampling temperature 0 pass 1, because the engine's log-probs are then of 1.
       chunk: tokens, over all rows, whose logits may exist at once.
       statistics: what is computed of logits and targets, in place of log-prob and entropy.
+      kept: the ids that each target was drawn from (`members`). The law is then of these ids alone: z_y - logsumexp of z
+        over them (DeepSeek-V3.2, arXiv 2512.02556, section 3.1). None: all ids.
     """
     assert hidden.ndim == 3 and targets.shape == hidden.shape[:2], (hidden.shape, targets.shape)
-    return by_chunks(lambda h, ids: statistics(head(h), ids, temperature), (hidden, targets), chunk)
+
+    def run(h, ids, *among):
+        logits = head(h)
+        if among:
+            logits = jnp.where(members(among[0], logits.shape[-1]), logits, NOT_KEPT)
+        return statistics(logits, ids, temperature)
+
+    return by_chunks(run, (hidden, targets) if kept is None else (hidden, targets, kept), chunk)
 
 
 def by_chunks(run: Callable[..., tuple], arrays: Sequence[Array], chunk: int) -> tuple:

@@ -49,6 +49,7 @@ class Repeated:
             return {"tokens": len(self.logged)}
         pairs = {name: (getattr(self.logged, name), getattr(self.found, name)) for name in PER_TOKEN}
         out = {name: _different(*pair) for name, pair in pairs.items()}
+        out["kept"] = self.logged.records.different(self.found.records)
         out |= {name: int(getattr(self.logged, name) != getattr(self.found, name)) for name in SINGLE}
         return {name: count for name, count in out.items() if count}
 

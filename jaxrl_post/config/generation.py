@@ -144,8 +144,9 @@ class SpeculationConfig:
 class SamplingConfig:
     """The sampling law of training rollouts. Evaluation has its own: eval.temperature and eval.top_p.
 
-    With `top_k` or `top_p` the rollout log-probs are of the cut distribution. Those of the learner, as verl's, are of
-    the whole one. The logged gap then holds the mass that was cut, and algorithm.rollout_is weighs by it.
+    With `top_k` or `top_p` the rollout log-probs are of the cut distribution. With `keep_mask` the learner's are of the same
+    one. Without it they are of the whole one, as verl's: the logged gap then holds the mass that was cut, and
+    algorithm.rollout_is weighs by it.
     """
 
     temperature: float = number(
@@ -163,6 +164,12 @@ class SamplingConfig:
         unit="share of probability",
         used_when="engine.name=rows",
         doc="Only the most likely ids that together hold this probability may be drawn. 1: all of them.",
+    )
+    keep_mask: bool = any_of_type(
+        True,
+        used_when="sampling.top_k>0 or sampling.top_p!=1.0",
+        doc="Whether the engine records the ids that the cuts left of every token, at most `top_k`. Log-probs, KL and entropy of "
+        "the learner are then of these ids alone (arXiv 2512.02556, section 3.1).",
     )
     max_tokens: int = positive(256, unit="tokens", doc="The longest rollout, its prompt not counted.")
     stop_ids: tuple[int, ...] = any_of_type(

@@ -39,6 +39,7 @@ _REMEMBERS = (
     "curriculum.interest=variance|failure and history.epochs>0 or curriculum.skip_epochs>0 and history.epochs>0"
 )
 _TILE = 64  # engine/host/wire.py: PROMPT_TILE
+_MOST_KEPT, _USUAL_KEPT = 1024, 512  # ids of a token's record: 4 bytes each
 _LEAST_OF_LAW = 1e-30  # ring/types.py: LEAST_OF_LAW
 _ROWS = rows(
     {
@@ -165,6 +166,23 @@ RUN = (
             nearest=lambda temperature: 1 / _LEAST_OF_LAW if temperature > 1 else 0.0,
         )
         for name in ("sampling.temperature", "eval.temperature")
+    ),
+    relation(
+        "sampling.top_k",
+        "sampling.top_p",
+        when="sampling.keep_mask=true and sampling.top_p!=1.0 and engine.name=rows and algorithm.loss_mode!=gkd",
+        need=lambda top_k, top_p: top_k > 0,
+        says="{sampling.top_p} leaves any number of ids, and sampling.keep_mask=True records them: a sampling.top_k from 1 to "
+        f"{_MOST_KEPT} bounds them, and sampling.keep_mask=False records none and trains on the whole law",
+        nearest=lambda top_k, top_p: _USUAL_KEPT,
+    ),
+    relation(
+        "sampling.top_k",
+        when="sampling.keep_mask=true and engine.name=rows and algorithm.loss_mode!=gkd",
+        need=lambda top_k: top_k <= _MOST_KEPT,
+        says=f"{{sampling.top_k}} records up to so many ids a token (sampling.keep_mask=True): at most {_MOST_KEPT} are; "
+        "sampling.keep_mask=False records none and trains on the whole law",
+        nearest=lambda top_k: _MOST_KEPT,
     ),
     relation(
         "sampling.stop_strings",

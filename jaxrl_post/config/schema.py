@@ -36,6 +36,8 @@ _EVALUATED = "eval.prompts>0"
 _MEASURED = "eval.prompts>0 or eval.completions>0"
 _GENERATES = "engine.name=rows or eval.prompts>0"
 
+KEPT_TIES = 8  # ids beside sampling.top_k that a token's record has room for, where logits tie
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
@@ -350,6 +352,12 @@ class Config:
     def restricted(self) -> bool:
         """Whether the engine cuts a distribution, in training or in evaluation."""
         return self.sampling.restricted or self.eval.top_p < 1
+
+    @property
+    def kept_ids(self) -> int:
+        """The most ids of a token's record; 0 where there are none. More than `sampling.top_k` remain only where ids tie."""
+        law, reads = self.sampling, self.algorithm.loss_mode != "gkd"  # which compares whole laws
+        return law.top_k + KEPT_TIES if law.keep_mask and law.top_k > 0 and reads and self.engine.name == "rows" else 0
 
     @property
     def graders(self) -> tuple[str, ...]:

@@ -73,14 +73,14 @@ def _step(
     slot, after = plan.head_slot, position[plan.head_row] + 1
     candidate = jnp.where(after < work.candidate_end[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
     given = (candidate,) if sizes.scoring else ()
-    sampled, *law, _, likeliest = _drawn(program, params, h[plan.head_row], packed[slot], after, *given)
+    (sampled, *law, _, likeliest), kept = _drawn(program, params, h[plan.head_row], packed[slot], after, *given)
     ended = _ends(sampled, packed[slot, c.FIRST_END : c.TABLE])
     sampled, counts, match = _accept(plan, candidate, sampled, ended)
     tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
     argmax_tokens = state.argmax_tokens
     if argmax_tokens.shape[1] and drafter.width:
         argmax_tokens = argmax_tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(likeliest, mode="drop")
-    heads = Heads(counts, ended, match, after, (*law, number * 2 + match))
+    heads = Heads(counts, ended, match, after, (*law, number * 2 + match, kept))
     settled = _settle(sizes, packed, slots._replace(candidate_end=work.candidate_end), plan, heads, going)
     settled = settled._replace(offers=slots.offers + _binned(work.values))
     state = State(cache, tokens, argmax_tokens, state.memory)
@@ -200,7 +200,7 @@ def _follow(
     cache = tuple(attention.copy(layer, jnp.minimum(source.reshape(-1), sizes.pages - 1), target) for layer in cache)
     leads = (leader == jnp.arange(sizes.slots)) & (packed[:, c.ACTIVE] > 0)
     won = jnp.sum(jnp.where(leads, slots.num_tokens[best] - slots.num_tokens, 0))
-    moved = ("num_tokens", "num_computed", "done", "logprobs", "entropies", "stamps")
+    moved = ("num_tokens", "num_computed", "done", "logprobs", "entropies", "stamps", "kept")
     per_slot = {name: getattr(slots, name)[best] for name in moved}
     return (
         cache,
@@ -210,8 +210,8 @@ def _follow(
     )
 
 
-def _drawn(program: RowProgram, params: Any, h: Array, *numbers: Array) -> sampling.Drawn:
-    """Returns what the heads draw, computed in tiles of one size. `h` [places, D] belongs to the head rows.
+def _drawn(program: RowProgram, params: Any, h: Array, *numbers: Array) -> tuple[sampling.Drawn, Array]:
+    """Returns what the heads draw and their records, computed in tiles of one size. `h` [places, D] belongs to the head rows.
 
     `numbers`: for each head its row of the packed matrix, the position that it samples, and where scoring its candidate.
 
@@ -228,14 +228,17 @@ def _drawn(program: RowProgram, params: Any, h: Array, *numbers: Array) -> sampl
 
 def _draw(
     program: RowProgram, logits: Array, packed: Array, after: Array, given: Array | None = None
-) -> sampling.Drawn:
-    """Returns the samples of the heads. `packed` has the heads' own rows."""
+) -> tuple[sampling.Drawn, Array]:
+    """Returns the samples of the heads, and the ids that were left to be drawn. `packed` has the heads' own rows."""
     as_float = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
     seeds = jax.lax.bitcast_convert_type(packed[:, c.SEED0 : c.SEED1 + 1], jnp.uint32)
-    heat, lowest = as_float(packed[:, c.TEMPERATURE]), None
-    if program.sizes.restricted:
+    heat, lowest, sizes = as_float(packed[:, c.TEMPERATURE]), None, program.sizes
+    kept = jnp.zeros((logits.shape[0], sizes.kept_ids), jnp.int32)
+    if sizes.restricted:
         lowest = thresholds.find(logits, heat, packed[:, c.TOP_K], as_float(packed[:, c.TOP_P]))
-    return verify.verify_sample(logits, seeds, after, heat, lowest, program.sizes.shards, program.platforms, given)
+    if sizes.kept_ids:
+        kept = thresholds.kept(logits, lowest, sizes.kept_ids, sizes.shards.count if sizes.shards else 1)
+    return verify.verify_sample(logits, seeds, after, heat, lowest, sizes.shards, program.platforms, given), kept
 
 
 def _settle(
@@ -248,9 +251,9 @@ def _settle(
 
     num_tokens = slots.num_tokens + heads_of_slot(counts)
     window = jnp.where(counts, after - packed[plan.head_slot, c.NUM_TOKENS], sizes.emit)
-    logprobs, entropies, stamps = (
+    logprobs, entropies, stamps, kept = (
         old.at[plan.head_slot, window].set(new, mode="drop")
-        for old, new in zip((slots.logprobs, slots.entropies, slots.stamps), reported)
+        for old, new in zip((slots.logprobs, slots.entropies, slots.stamps, slots.kept), reported)
     )
     return Slots(
         num_tokens=num_tokens,
@@ -260,6 +263,7 @@ def _settle(
         logprobs=logprobs,
         entropies=entropies,
         stamps=stamps,
+        kept=kept,
         uses=slots.uses + _uses(sizes, packed, plan, counts),
         offers=slots.offers,
         won=slots.won,
@@ -339,6 +343,7 @@ def _started(sizes: EngineSettings, packed: Array) -> Slots:
         empty,
         empty,
         jnp.zeros((*shape, sizes.emit), jnp.int32),
+        jnp.full((*shape, sizes.emit, sizes.kept_ids), -1, jnp.int32),
         jnp.zeros((shape[0], len(USES)), jnp.int32),
         jnp.zeros((shape[0], OFFERS), jnp.int32),
         jnp.zeros(shape[:1], jnp.int32),
@@ -362,6 +367,7 @@ def _reported(program: RowProgram, packed: Array, state: State, slots: Slots, nu
             as_int(slots.entropies),
             slots.stamps,
             texts[-1],
+            jnp.swapaxes(slots.kept, -1, -2).reshape(*slots.stamps.shape[:2], sizes.kept_ids * sizes.emit),
         ],
         axis=-1,
     )

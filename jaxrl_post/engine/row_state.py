@@ -37,6 +37,7 @@ class Slots(NamedTuple):
     logprobs: Array
     entropies: Array
     stamps: Array
+    kept: Array  # ids of each token's record, -1 behind the last one, [S, emit, kept_ids]
     uses: Array  # [len(USES)]
     offers: Array  # [OFFERS]
     won: Array  # tokens that sequences took over from their clones
@@ -59,7 +60,7 @@ class Heads(NamedTuple):
     ended: Array  # the sample ends its rollout
     match: Array  # the sample equals its candidate
     after: Array  # the sample's position
-    reported: tuple  # log-prob, entropy and stamp of the sample
+    reported: tuple  # log-prob, entropy, stamp and record of the sample
 
 
 @dataclass(frozen=True, kw_only=True)

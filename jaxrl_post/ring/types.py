@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_post.ring.ragged import Ragged
+
 PURPOSES = ("train", "eval", "judge")  # "judge": a question to a judge, on an engine of its own
 MOST_ENDS = 8  # ids that can end a rollout, eos and stop together
 LEAST_OF_LAW = 1e-30  # of temperature and top_p: float32 logits divided by it stay finite, and it is no 0 in float32
@@ -29,6 +31,7 @@ PER_TOKEN = {
     "argmax_tokens": np.int32,
     "clocks": np.int64,
 }
+COLUMNS = (*PER_TOKEN, "kept")  # with what has several entries a token
 
 
 def saved_name(array: str) -> str:
@@ -192,6 +195,8 @@ class Rollout:
     - `argmax_tokens` int32[T]: the argmax token at that position where the engine drafts, else the token. None stands for
       the tokens.
     - `clocks` int64[T]: the engine step that settled the token, non-decreasing. None stands for `finish_clock`.
+    - `kept`: the ids that top-k and top-p left to be drawn, for each token, where the engine records them. A token without
+      ids was drawn from all of them, or has no record. None stands for no record.
     """
 
     id: RolloutId
@@ -207,8 +212,11 @@ class Rollout:
     finish_clock: int
     argmax_tokens: np.ndarray | None = None
     clocks: np.ndarray | None = None
+    kept: Ragged | None = None
 
     def __post_init__(self):
+        if self.kept is None:
+            object.__setattr__(self, "kept", Ragged.empty(len(self.tokens)))
         if self.argmax_tokens is None:
             object.__setattr__(self, "argmax_tokens", self.tokens)
         if self.clocks is None:
@@ -219,6 +227,8 @@ class Rollout:
                 raise ValueError(
                     f"rollout {self.id}: {name} has shape {getattr(self, name).shape}, tokens {self.tokens.shape}"
                 )
+        if self.records.size != len(self):
+            raise ValueError(f"rollout {self.id}: kept has ids for {self.records.size} tokens of {len(self)}")
         if np.any(np.diff(self.versions[self.sampled]) < 0):
             raise ValueError(f"rollout {self.id}: versions decrease")
         if np.any(np.diff(self.clocks) < 0):
@@ -263,6 +273,7 @@ class Rollout:
             "start_clock": self.start_clock,
             "finish_clock": self.finish_clock,
             **{saved_name(name): getattr(self, name) for name in PER_TOKEN},
+            **self.records.state("kept"),
         }
 
     @classmethod
@@ -275,10 +286,17 @@ class Rollout:
             start_clock=state["start_clock"],
             finish_clock=state["finish_clock"],
             **{name: state[saved_name(name)] for name in PER_TOKEN},
+            kept=Ragged.restored(state, "kept"),
         )
 
     def __len__(self) -> int:
         return self.tokens.size
+
+    @property
+    def records(self) -> Ragged:
+        """Returns `kept`, which is never None once the rollout is built."""
+        assert self.kept is not None
+        return self.kept
 
     def extended(self, tokens: Sequence[int], clock: int, *, sampled: bool = False) -> Rollout:
         """Returns a rollout that goes on with observed tokens, whose log-probs and entropies are 0.
@@ -299,6 +317,7 @@ class Rollout:
             name: np.concatenate([getattr(self, name), np.asarray(added[name], kind)])
             for name, kind in PER_TOKEN.items()
         }
+        joined["kept"] = Ragged.joined([self.records, Ragged.empty(len(tokens))])
         return replace(self, finish_clock=clock, **joined)
 
 

@@ -11,6 +11,7 @@ Arrays of a file with N rollouts in g groups, M tokens and C components:
 
 - groups: `group_offsets` int64[g+1], `prompt_offsets` int64[g+1], `prompt_tokens` int32.
 - tokens, each [M] in the order of rollouts: `tokens sampled logprobs entropies versions drafted favourites clocks`.
+- the record of kept ids, where a token has one: `kept_ids` int32 of all tokens, `kept_ends` int64[M] (ring/ragged.py).
 - rollouts: `offsets` int64[N+1], `seeds` uint32[N, 2], `finish` uint8[N] (index into texts.finishes).
 - clocks of rollouts: `start_clock` and `finish_clock`, int64[N].
 - scores: `rewards` f32[N], `scored` bool[N], `components` f32[C, N], `present` bool[C, g].
@@ -32,6 +33,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_post.ring import written
+from jaxrl_post.ring.ragged import Ragged
 from jaxrl_post.ring.types import PER_TOKEN, Finish, Group, Prompt, Rollout, RolloutId, saved_name
 
 # arrays of a file that do not grow with its tokens
@@ -183,6 +185,7 @@ def _arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
         "prompt_tokens": _joined([group.prompt.tokens for group in groups], np.int32),
         "offsets": _offsets(len(rollout) for rollout in rollouts),
         **{saved_name(name): _joined([getattr(r, name) for r in rollouts], kind) for name, kind in PER_TOKEN.items()},
+        **Ragged.joined([rollout.records for rollout in rollouts]).state("kept"),
         "seeds": np.array([rollout.id.seed() for rollout in rollouts], np.uint32).reshape(len(rollouts), 2),
         "finish": np.array([_FINISHES.index(rollout.finish.value) for rollout in rollouts], np.uint8),
         "start_clock": np.array([rollout.start_clock for rollout in rollouts], np.int64),
@@ -224,11 +227,12 @@ def _present(arrays: Mapping[str, np.ndarray], texts: Mapping, i: int, mine: sli
 
 
 def _rollout(arrays: Mapping[str, np.ndarray], texts: Mapping, prompt: Prompt, n: int) -> Rollout:
-    mine = slice(*arrays["offsets"][n : n + 2].tolist())
+    mine, kept = slice(*arrays["offsets"][n : n + 2].tolist()), Ragged.restored(arrays, "kept")
     return Rollout(
         id=RolloutId(*texts["ids"][n]),
         prompt=prompt,
         **{name: arrays[saved_name(name)][mine] for name in PER_TOKEN},
+        kept=kept and kept[mine],
         finish=Finish(texts["finishes"][arrays["finish"][n]]),
         start_clock=int(arrays["start_clock"][n]),
         finish_clock=int(arrays["finish_clock"][n]),

@@ -188,14 +188,14 @@ class Ledger:
                 prompt=opened.prompt,
                 seed=id.seed(),
                 max_tokens=self._max_tokens,
-                sampling=self._law(id.sample),
+                sampling=self._sampling_params(id.sample),
                 prefix=opened.prefixes.get(id.sample),
                 prefix_mode=prefix_mode,
             )
             for id in ids
         ]
 
-    def _law(self, sample: int) -> Sampling:
+    def _sampling_params(self, sample: int) -> Sampling:
         last = sample == self._options.group_size - 1
         return self._baseline if last and self._baseline is not None else self._sampling
 

@@ -27,13 +27,16 @@ COMPILER = {"tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """The shape of every micro-batch: rows, tokens, the floating dtype, and which optional leaves exist."""
+    """The shape of every micro-batch: rows, tokens, the floating dtype, and which optional leaves exist.
+
+    `kept_ids`: as in packing.pack."""
 
     rows: int
     tokens: int
     dtype: Any
     leaves: tuple[str, ...]
     noise: bool
+    kept_ids: int = 0
 
     def batch(self, mesh: Mesh) -> packing.Batch:
         """Returns the shapes of a micro-batch for the gradient, placed on `mesh`."""
@@ -45,13 +48,20 @@ class Shapes:
 
     def _placed(self, mesh: Mesh, leaves: tuple[str, ...]) -> packing.Batch:
         rows = meshes.batch_sharding(mesh)
-        blank = packing.blank(self.rows, self.tokens, self.dtype, leaves)
+        blank = packing.blank(self.rows, self.tokens, self.dtype, leaves, self.kept_ids)
         blank = embedding.silent(blank, self.dtype) if self.noise else blank
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), blank)
 
 
 def shapes(
-    algorithm: AlgorithmConfig, batch: BatchConfig, dtype: np.dtype, *, old: bool, reference: bool, critic: bool
+    algorithm: AlgorithmConfig,
+    batch: BatchConfig,
+    dtype: np.dtype,
+    *,
+    old: bool,
+    reference: bool,
+    critic: bool,
+    kept_ids: int = 0,
 ) -> Shapes:
     """Returns the shape of a run's micro-batches. `old`, `reference`, `critic`: whether the run has them."""
     there = {
@@ -64,7 +74,7 @@ def shapes(
     }
     leaves = (*(name for name, is_there in there.items() if is_there), *algorithm.marks)
     noise = algorithm.neftune_alpha > 0
-    return Shapes(rows=batch.rows, tokens=batch.tokens, dtype=dtype, leaves=leaves, noise=noise)
+    return Shapes(rows=batch.rows, tokens=batch.tokens, dtype=dtype, leaves=leaves, noise=noise, kept_ids=kept_ids)
 
 
 def learning(

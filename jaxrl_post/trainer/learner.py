@@ -53,7 +53,7 @@ class LearnerSettings:
     `written`: rollouts were written, and their log-probs are no engine's. `remat`, `remat_policy` and `scan_layers`: as
     config.PolicyConfig declares them. `compute_dtype`: of activations. Weights stay float32 or wider; gradient sums and
     moments, as `optimizer` says. `attention`: the devices' kernel for packed rows, or None for the jnp form
-    (trainer/attention.py).
+    (trainer/attention.py). `kept_ids`: the most ids of a token's record (types.Rollout.kept); 0: rollouts have none.
     """
 
     algorithm: config.AlgorithmConfig
@@ -68,6 +68,7 @@ class LearnerSettings:
     scan_layers: str = "auto"
     compute_dtype: str = "float32"
     attention: Callable | None = None
+    kept_ids: int = 0
 
 
 class Learner:
@@ -136,6 +137,7 @@ class Learner:
             Gate(algorithm.min_ess, algorithm.max_rollout_kl),
         )
         there = dict(old=self._old.needed, reference=self._kl_in_loss, critic=self._critic.there)
+        there["kept_ids"] = settings.kept_ids
         dtype = np.dtype(jnp.promote_types(settings.compute_dtype, jnp.float32))
         self._shapes = compiled_programs.shapes(algorithm, batch, dtype, **there)
         self._noise = embedding.Noise(algorithm.neftune_alpha, model.embed, dtype)
@@ -417,11 +419,15 @@ class Learner:
     def _put(self, batch: packing.Batch) -> packing.Batch:
         return meshes.put(batch, meshes.batch_sharding(self._mesh))
 
+    @property
+    def _sizes(self) -> dict[str, Any]:
+        shapes = self._shapes
+        return dict(rows=shapes.rows, tokens=shapes.tokens, dtype=shapes.dtype, kept_ids=shapes.kept_ids)
+
     def _packed(self, groups: Sequence[Group]) -> tuple[list[packing.Batch], list[packing.RolloutSpan]]:
         rollouts = _rollouts(groups)
         given = self._old.leaves(rollouts, self._step) | ({"ref_logprobs": self._ref} if self._kl_in_loss else {})
-        how = dict(rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._shapes.dtype)
-        batches, places = packing.pack(groups, self._credits, leaves=self._shapes.leaves, given=given, **how)
+        batches, places = packing.pack(groups, self._credits, leaves=self._shapes.leaves, given=given, **self._sizes)
         return self._noise.added(batches, places, rollouts, self._step), places
 
     def _scores(self, policy: Any) -> Callable[[packing.Batch], jax.Array]:
@@ -431,8 +437,7 @@ class Learner:
         self, groups: Sequence[Group], noisy: bool = False
     ) -> tuple[list[packing.Batch], list[packing.RolloutSpan]]:
         """Returns groups packed to be scored alone. `noisy`: with NEFTune's noise, if any."""
-        how = dict(rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._shapes.dtype)
-        batches, places = packing.pack(groups, None, **how)
+        batches, places = packing.pack(groups, None, **self._sizes)
         return self._noise.added(batches, places, _rollouts(groups) if noisy else (), self._step), places
 
     def _over(

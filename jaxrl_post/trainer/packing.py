@@ -43,6 +43,7 @@ class Batch:
       (algorithms/correction.py)
     - positives, floating: 1 for a rollout with a positive reward
     - held, floating: 1 for a token that KL-Cov holds at the old policy
+    - kept, int32 [B, T, K]: the ids that the token was drawn from (logprobs.members); -1 behind the last one
     - noise_keys, uint32 [B, T, 2], and noise_scales, floating: of noise on embeddings (embedding.py)
     - the others, floating
 
@@ -66,6 +67,7 @@ class Batch:
     prox_weights: Any = None
     positives: Any = None
     held: Any = None
+    kept: Any = None
     noise_keys: Any = None
     noise_scales: Any = None
 
@@ -109,6 +111,7 @@ def pack(
     leaves: Collection[str] = (),
     given: Mapping[str, Mapping[RolloutId, np.ndarray]] = MappingProxyType({}),
     dtype: Any = np.float32,
+    kept_ids: int = 0,
 ) -> tuple[list[Batch], list[RolloutSpan]]:
     """Returns micro-batches of static shape [rows, tokens] that hold every rollout of `groups` once, whole.
 
@@ -118,6 +121,7 @@ def pack(
       leaves: names of the optional leaves of the run: those of `given`, and those that credits fill.
       given: values of a leaf by its name, per rollout float[T] over its tokens.
       dtype: of the floating leaves.
+      kept_ids: the most ids that a token's record has. 0: there are no records, and no leaf `kept`.
     Returns:
       the batches, and the place of each rollout, in the order of groups and rollouts. A rollout of weight 0 (for
       example an unscored one) is placed with its mask unset. It enters neither numerator nor count of any loss.
@@ -133,13 +137,15 @@ def pack(
             )
     lengths = check_lengths(groups, tokens)
     row, start, used = place(lengths, tokens)
-    arrays = _empty(-(-used // rows) * rows, tokens, dtype, {*leaves, *given})
+    arrays = _empty(-(-used // rows) * rows, tokens, dtype, {*leaves, *given}, kept_ids)
     segments = np.zeros(arrays["tokens"].shape[0], np.int32)
     for n in np.lexsort((start, row)):  # along each row, so that segments are numbered from left to right
         rollout = rollouts[n]
         segments[row[n]] += 1
         _write(arrays, row[n], start[n], rollout, segments[row[n]])
         tail = slice(start[n] + rollout.prompt.tokens.size, start[n] + rollout.prompt.tokens.size + len(rollout))
+        if kept_ids:
+            arrays["kept"][row[n], tail] = rollout.records.rows(kept_ids)
         for name, values in given.items():
             arrays[name][row[n], tail] = np.where(rollout.sampled, values[rollout.id], 0.0)
         if credits is not None and credits[rollout.id].weight > 0:
@@ -173,9 +179,9 @@ def check_lengths(groups: Sequence[Group], tokens: int) -> Int[np.ndarray, " n"]
     return lengths
 
 
-def blank(rows: int, tokens: int, dtype: Any, leaves: Collection[str] = ()) -> Batch:
+def blank(rows: int, tokens: int, dtype: Any, leaves: Collection[str] = (), kept_ids: int = 0) -> Batch:
     """Returns a batch of padding with the leaves that `pack` would make: the shape to compile for."""
-    return Batch(**_empty(rows, tokens, dtype, leaves))
+    return Batch(**_empty(rows, tokens, dtype, leaves, kept_ids))
 
 
 def per_rollout(arrays: Sequence[np.ndarray], places: Sequence[RolloutSpan]) -> dict[RolloutId, np.ndarray]:
@@ -183,10 +189,11 @@ def per_rollout(arrays: Sequence[np.ndarray], places: Sequence[RolloutSpan]) -> 
     return {p.rollout_id: np.array(arrays[p.batch][p.row, p.start : p.start + p.length]) for p in places}
 
 
-def _empty(rows: int, tokens: int, dtype: Any, leaves: Collection[str]) -> dict[str, np.ndarray]:
+def _empty(rows: int, tokens: int, dtype: Any, leaves: Collection[str], kept_ids: int) -> dict[str, np.ndarray]:
     kinds = dict.fromkeys(("tokens", "positions", "segment_ids", "loss_counts"), np.int32) | {"loss_mask": bool}
     kinds |= dict.fromkeys(("loss_weights", "advantages", "rollout_logprobs", *leaves), dtype)
-    return {name: np.zeros((rows, tokens), kind) for name, kind in kinds.items()}
+    records = {"kept": np.full((rows, tokens, kept_ids), -1, np.int32)} if kept_ids else {}
+    return {name: np.zeros((rows, tokens), kind) for name, kind in kinds.items()} | records
 
 
 def _write(arrays: dict[str, np.ndarray], row: int, start: int, rollout: Rollout, segment: int) -> None:

@@ -128,7 +128,7 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
         found = decoder.rewards(policy, h)
         return found, jnp.zeros_like(found)
     with jax.named_scope("logprobs"):
-        results = logprobs_and_entropy(policy, h, jnp.roll(batch.tokens, -1, axis=1), recipe)
+        results = logprobs_and_entropy(policy, h, jnp.roll(batch.tokens, -1, axis=1), recipe, _following_kept(batch))
         return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in results)
 
 
@@ -157,12 +157,17 @@ def hidden(params: Any, model: decoder.ModelConfig, batch: Batch, recipe: Recipe
 
 
 def logprobs_and_entropy(
-    policy: Any, h: jax.Array, following: jax.Array, recipe: Recipe
+    policy: Any, h: jax.Array, following: jax.Array, recipe: Recipe, kept: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk)
+    how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk, kept=kept)
     if recipe.split and split_head.serves(recipe.mesh):
         return split_head.chosen(policy, recipe.model, h, following, mesh=recipe.mesh, **how)
     return logprobs.chosen(_head(policy, recipe.model), h, following, **how)
+
+
+def _following_kept(batch: Batch) -> jax.Array | None:
+    """Returns, at each token, the ids that the next one was drawn from, if the run has records."""
+    return None if batch.kept is None else jnp.roll(batch.kept, -1, axis=1)
 
 
 def _head(params: Any, model: decoder.ModelConfig) -> Callable:
@@ -182,7 +187,8 @@ def score_norms(policy: Any, batch: Batch, recipe: Recipe) -> Float[Array, "B T"
     """
     policy = lora.whole(policy)
     h = hidden(policy, recipe.model, batch, recipe)
-    how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk, statistics=logprobs.score_norms)
+    how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk, kept=_following_kept(batch))
+    how["statistics"] = logprobs.score_norms
     (norms,) = logprobs.chosen(_head(policy, recipe.model), h, jnp.roll(batch.tokens, -1, axis=1), **how)
     return jnp.pad(norms[:, :-1], ((0, 0), (1, 0)))
 
@@ -244,6 +250,8 @@ def numerator(
         total = weighed(per_token)
         by_count = {"actor/pg_loss": total}
         told |= indicators if recipe.model.scalar else {"actor/entropy": entropies, **indicators}
+        if batch.kept is not None:
+            told["training/unrecorded_kept_ids"] = (batch.kept[..., 0] < 0).astype(logps.dtype)
         by_token = {name: token_sum(values) for name, values in told.items()}
         if old is not None:
             by_token["actor/ppo_kl"] = token_sum(-log_ratio(logps, old))

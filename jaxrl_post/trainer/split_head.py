@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from jaxrl_post.algorithms import logprobs
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
@@ -60,8 +61,10 @@ class _Head:
         size = matrix.shape[self.axis]
         return jax.lax.axis_index(meshes.VOCAB_SHARDS) * size + jnp.arange(size)
 
-    def scores(self, rows: Array, matrix: Array, ids: Array) -> tuple[Array, Array]:
-        """Returns scores [n, v] after soft cap, mask and temperature, and their slope by the logits."""
+    def scores(self, rows: Array, matrix: Array, ids: Array, kept: Array) -> tuple[Array, Array]:
+        """Returns scores [n, v] after soft cap, mask and temperature, and their slope by the logits.
+
+        `kept`: the ids that each row may draw, [n, K] (logprobs.members); with K = 0 all."""
         form = "nd,dv->nv" if self.axis else "nd,vd->nv"
         out = jnp.einsum(form, rows, matrix, preferred_element_type=self.wide)
         slope = jnp.ones_like(out)
@@ -69,6 +72,8 @@ class _Head:
             bent = jnp.tanh(out / self.cap)
             out, slope = self.cap * bent, 1 - bent * bent
         meant = ids < (self.used or self.vocab)
+        if kept.shape[-1]:
+            meant = meant & logprobs.members(kept.reshape(-1, kept.shape[-1]), ids.size, ids[0])
         out, slope = jnp.where(meant, out, decoder.NOT_ALLOWED), jnp.where(meant, slope, 0)
         return out / self.temperature, slope / self.temperature
 
@@ -82,6 +87,7 @@ def chosen(
     temperature: float,
     chunk: int,
     mesh: Mesh,
+    kept: Int[Array, "B T K"] | None = None,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Returns the log-prob of targets[b, t] given hidden[b, t], and the entropy, as algorithms.logprobs.chosen does.
 
@@ -89,6 +95,7 @@ def chosen(
       policy: the tree of params. Its head, or its tied embedding, is differentiated.
       hidden: rows over data x fsdp, whole along tensor.
       chunk: tokens, over all rows, whose logits may exist at once.
+      kept: as in algorithms.logprobs.chosen.
     """
     matrix, axis = (policy["embed"], 0) if model.tied else (policy["head"], 1)
     head = _Head(
@@ -106,33 +113,37 @@ def chosen(
         missing = -model.vocab_size % meshes.vocab_shards(mesh)
         padding = [(0, missing if side == axis else 0) for side in range(2)]
         padded = jnp.pad(matrix, padding) if missing else matrix
-        return _log_laws(head, hidden, padded, targets)
+        return _log_laws(head, hidden, padded, targets, kept if kept is not None else targets[..., None][..., :0])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _log_laws(head: _Head, hidden: Array, matrix: Array, targets: Array) -> tuple[Array, Array]:
-    return _forward(head, hidden, matrix, targets)[0]
+def _log_laws(head: _Head, hidden: Array, matrix: Array, targets: Array, kept: Array) -> tuple[Array, Array]:
+    return _forward(head, hidden, matrix, targets, kept)[0]
 
 
-def _forward(head: _Head, hidden: Array, matrix: Array, targets: Array) -> tuple[tuple[Array, Array], tuple]:
-    run = head.on_shards(_laws_of_shard, "rhr", "rrrm")
-    logps, entropies, totals, parts = run(hidden, matrix.astype(head.dtype), targets)
+def _forward(
+    head: _Head, hidden: Array, matrix: Array, targets: Array, kept: Array
+) -> tuple[tuple[Array, Array], tuple]:
+    run = head.on_shards(_laws_of_shard, "rhrr", "rrrm")
+    logps, entropies, totals, parts = run(hidden, matrix.astype(head.dtype), targets, kept)
     # An empty array carries the matrix's dtype: residuals are arrays.
-    return (logps, entropies), (hidden, parts, targets, entropies, totals, jnp.empty((0,), matrix.dtype))
+    return (logps, entropies), (hidden, parts, targets, kept, entropies, totals, jnp.empty((0,), matrix.dtype))
 
 
-def _backward(head: _Head, kept: tuple, slopes: tuple[Array, Array]) -> tuple[Array, Array, None]:
-    hidden, parts, targets, entropies, totals, stored = kept
-    of_hidden, of_matrix = head.on_shards(_slopes_of_shard, "rmrrrrr", "rh")(
-        hidden, parts, targets, entropies, totals, *slopes
+def _backward(head: _Head, saved: tuple, slopes: tuple[Array, Array]) -> tuple[Array, Array, None, None]:
+    hidden, parts, targets, kept, entropies, totals, stored = saved
+    of_hidden, of_matrix = head.on_shards(_slopes_of_shard, "rmrrrrrr", "rh")(
+        hidden, parts, kept, targets, entropies, totals, *slopes
     )
-    return of_hidden, of_matrix.astype(stored.dtype), None
+    return of_hidden, of_matrix.astype(stored.dtype), None, None
 
 
 _log_laws.defvjp(_forward, _backward)
 
 
-def _laws_of_shard(head: _Head, hidden: Array, matrix: Array, targets: Array) -> tuple[Array, Array, Array, Array]:
+def _laws_of_shard(
+    head: _Head, hidden: Array, matrix: Array, targets: Array, kept: Array
+) -> tuple[Array, Array, Array, Array]:
     """Returns log-probs, entropies and the logarithm of the normaliser, [b, T] each, of this chip's rows.
 
     The fourth result is the matrix for this chip's part of the vocabulary.
@@ -140,11 +151,11 @@ def _laws_of_shard(head: _Head, hidden: Array, matrix: Array, targets: Array) ->
     `matrix`: what this chip holds of the learner's weights: a part of D, for the vocabulary of all chips along fsdp.
     """
     matrix = head.exchange(matrix, head.axis)
-    ids, targets = head.ids(matrix), _gathered(targets)
+    ids, targets, kept = head.ids(matrix), _gathered(targets), _gathered(kept)
 
     def one(_, piece):
         rows, goals = _gathered(piece[0]), piece[1]
-        scores, _ = head.scores(rows.reshape(-1, rows.shape[-1]), matrix, ids)
+        scores, _ = head.scores(rows.reshape(-1, rows.shape[-1]), matrix, ids, piece[2])
         top = jax.lax.pmax(jnp.max(scores, axis=-1, keepdims=True), meshes.VOCAB_SHARDS)
         shifted = scores - top
         weights = jnp.exp(shifted)
@@ -155,12 +166,12 @@ def _laws_of_shard(head: _Head, hidden: Array, matrix: Array, targets: Array) ->
         found = picked - log_total, log_total - moment / total, top[:, 0] + log_total
         return None, tuple(_own(x.reshape(goals.shape), piece[0].shape[0]) for x in found)
 
-    _, parts = jax.lax.scan(one, None, (_cut(head, hidden), _cut(head, targets)))
+    _, parts = jax.lax.scan(one, None, (_cut(head, hidden), _cut(head, targets), _cut(head, kept)))
     return *(_joined(part, hidden.shape[1]) for part in parts), matrix
 
 
 def _slopes_of_shard(
-    head: _Head, hidden: Array, matrix: Array, targets: Array, *per_token: Array
+    head: _Head, hidden: Array, matrix: Array, kept: Array, targets: Array, *per_token: Array
 ) -> tuple[Array, Array]:
     """Returns the gradients of this chip's rows of `hidden`, and of what it holds of the learner's weights.
 
@@ -175,7 +186,7 @@ def _slopes_of_shard(
         rows, (goals, entropy, total, by_logp, by_entropy) = _gathered(piece[0]), (x.reshape(-1, 1) for x in piece[1])
         shape = rows.shape
         rows = rows.reshape(-1, shape[-1])
-        scores, slope = head.scores(rows, matrix, ids)
+        scores, slope = head.scores(rows, matrix, ids, piece[2])
         logs = scores - total
         probs = jnp.exp(logs)
         by_score = by_logp * ((ids == goals) - probs) - by_entropy * probs * (logs + entropy)
@@ -186,6 +197,7 @@ def _slopes_of_shard(
         return of_matrix + jnp.einsum(forms[1], rows, by_logit, preferred_element_type=head.wide), of_rows
 
     pieces = _cut(head, hidden), tuple(_cut(head, _gathered(x)) for x in (targets, *per_token))
+    pieces = (*pieces, _cut(head, _gathered(kept)))
     of_matrix, parts = jax.lax.scan(one, jnp.zeros(matrix.shape, head.wide), pieces)
     return _joined(parts, hidden.shape[1]), head.exchange(jax.lax.psum(of_matrix, meshes.DATA), 1 - head.axis)
 
@@ -220,7 +232,12 @@ def _by_parts(matrix: Array, cut: int) -> Array:
 
 
 def _gathered(x: Array) -> Array:
-    return jax.lax.all_gather(x, meshes.FSDP, tiled=True)
+    return jax.lax.all_gather(x, meshes.FSDP, tiled=True) if x.size else _repeated(x)
+
+
+def _repeated(x: Array) -> Array:
+    """Returns an array without values in the shape that gathering gives it. It needs no exchange."""
+    return jnp.zeros((x.shape[0] * jax.lax.axis_size(meshes.FSDP), *x.shape[1:]), x.dtype)
 
 
 def _own(x: Array, rows: int) -> Array:

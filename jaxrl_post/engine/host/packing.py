@@ -18,6 +18,7 @@ from jaxrl_post.engine.host import wire as c
 from jaxrl_post.engine.host.device import RowDevice
 from jaxrl_post.engine.host.replica import Replica
 from jaxrl_post.engine.host.sequence import SequenceState, Settled
+from jaxrl_post.ring.ragged import Ragged
 
 _PREFILL, _IDLE = c.USES.index("prefill"), c.USES.index("idle")
 
@@ -98,17 +99,19 @@ def describe_clone(
     row[c.TABLE + whole : c.TABLE + len(leader.pages)] = own
 
 
-def settled(out: np.ndarray, before: int, clock: int) -> Settled:
+def settled(out: np.ndarray, before: int, clock: int, kept_ids: int = 0) -> Settled:
     """Returns the tokens that a dispatch settled in one slot.
 
-    `out` is the slot's row of wire.DispatchResult.out, `before` its number of tokens in the dispatch's input and `clock`
-    the clock at its first step."""
+    `out` is the slot's row of wire.DispatchResult.out, `before` its number of tokens in the dispatch's input, `clock`
+    the clock at its first step and `kept_ids` that of EngineSettings."""
     new = int(out[c.OUT_NUM_TOKENS]) - before
-    tokens, logprobs, entropies, stamps, argmax_tokens = out[c.OUT_WINDOW :].reshape(5, -1)[:, :new]
+    blocks = out[c.OUT_WINDOW :].reshape(c.BLOCKS + kept_ids, -1)[:, :new]
+    tokens, logprobs, entropies, stamps, argmax_tokens = blocks[: c.BLOCKS]
     clocks = clock + 1 + stamps.astype(np.int64) // 2
     floats = (block.view(np.float32) for block in (logprobs, entropies))
     columns = (tokens, *floats, stamps % 2 == 1, clocks, argmax_tokens)
-    return Settled(int(out[c.OUT_NUM_COMPUTED]), *(column.tolist() for column in columns))
+    kept = Ragged.of_rows(blocks[c.BLOCKS :].T) if kept_ids else None
+    return Settled(int(out[c.OUT_NUM_COMPUTED]), *(column.tolist() for column in columns))._replace(kept=kept)
 
 
 def entries(

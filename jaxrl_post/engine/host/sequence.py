@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_post.engine.host.wire import CANDIDATE_END, NUM_COMPUTED, NUM_TOKENS, PROMPT_TILE, EngineSettings
+from jaxrl_post.ring.ragged import Ragged
 from jaxrl_post.ring.types import (
+    COLUMNS,
     MOST_ENDS,
     PER_TOKEN,
     Finish,
@@ -97,10 +99,11 @@ class Settled(NamedTuple):
     drafted: list[bool]
     clocks: list[int]
     argmax_tokens: list[int]
+    kept: Ragged | None = None
 
 
 NEVER = 1 << 30  # a version above all
-_NOTHING = {name: frozen(np.zeros(0, kind)) for name, kind in PER_TOKEN.items()}
+_NOTHING: dict[str, Any] = {name: frozen(np.zeros(0, kind)) for name, kind in PER_TOKEN.items()}
 
 
 class SequenceState:
@@ -115,10 +118,10 @@ class SequenceState:
     tokens. So a dispatch updates all slots at once.
 
     Args:
-      settled: per-token values by name (PER_TOKEN). Without a name there are none; tokens without `sampled` are sampled.
+      settled: per-token values by name (types.COLUMNS). Without a name there are none; tokens without `sampled` are sampled.
     """
 
-    _settled: dict[str, np.ndarray]
+    _settled: dict[str, Any]
 
     def __init__(self, *, request: Request, age: int, start_clock: int = -1, candidates: Sequence[int] = (), **settled):
         self.request, self.age, self.start_clock = request, age, start_clock
@@ -128,8 +131,11 @@ class SequenceState:
         self.prompt_length: int = request.prompt.tokens.size
         self._table: Any = None  # the SlotTable, while it has a slot
         self._row, self._seen = np.zeros(CANDIDATE_END + 1, np.int64), np.zeros(1, np.int64)
-        settled.setdefault("sampled", np.ones(len(settled.get("tokens", ())), bool))
-        self._replace(_NOTHING | {name: np.asarray(values, PER_TOKEN[name]) for name, values in settled.items()})
+        count = len(settled.get("tokens", ()))
+        settled.setdefault("sampled", np.ones(count, bool))
+        kept = settled.pop("kept", None) or Ragged.empty(count)
+        given = {name: np.asarray(values, PER_TOKEN[name]) for name, values in settled.items()}
+        self._replace(_NOTHING | given | {"kept": kept})
 
     # ---- counts
 
@@ -199,8 +205,8 @@ class SequenceState:
 
     # ---- what is settled
 
-    def column(self, name: str) -> np.ndarray:
-        """Returns the settled values of a name (PER_TOKEN), one for each token."""
+    def column(self, name: str) -> Any:
+        """Returns the settled values of a name (types.COLUMNS), one for each token."""
         own = self._settled[name]
         return own if self._table is None else _joined(own, self._table.column(self, name))
 
@@ -215,7 +221,7 @@ class SequenceState:
             more = self._table.gather(self)
             self._settled = {name: _joined(own, more[name]) for name, own in self._settled.items()}
 
-    def _replace(self, settled: dict[str, np.ndarray]) -> None:
+    def _replace(self, settled: dict[str, Any]) -> None:
         """Replaces all settled values."""
         self._settled = settled
         self._row[NUM_TOKENS] = self.prompt_length + settled["tokens"].size
@@ -235,7 +241,9 @@ class SequenceState:
         self.candidates = self.candidates[len(tokens) :] if self.candidates[: len(tokens)] == tokens else []
         new = more._asdict() | {"versions": [version] * len(tokens), "sampled": [True] * len(tokens)}
         self._gather()
-        self._replace({name: _joined(own, np.array(new[name], own.dtype)) for name, own in self._settled.items()})
+        kept = _joined(self._settled["kept"], more.kept or Ragged.empty(len(tokens)))
+        arrays = {name: _joined(self._settled[name], np.array(new[name], kind)) for name, kind in PER_TOKEN.items()}
+        self._replace(arrays | {"kept": kept})
 
     def cut(self, length: int) -> int:
         """Drops all tokens after the first `length`. Returns how many were dropped."""
@@ -294,12 +302,14 @@ class SequenceState:
             finish=finish,
             start_clock=max(self.start_clock, 0),
             finish_clock=clock,
-            **{name: self.column(name) for name in PER_TOKEN},
+            **{name: self.column(name) for name in COLUMNS},
         )
 
 
-def _joined(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Returns both arrays as one. It is read-only, so that a Rollout takes it without a copy."""
+def _joined(one: Any, other: Any) -> Any:
+    """Returns the values of both as one. An array is read-only, so that a Rollout takes it without a copy."""
+    if isinstance(one, Ragged):
+        return Ragged.joined([one, other])
     return frozen(np.concatenate([one, other]) if one.size else other)
 
 
@@ -338,6 +348,7 @@ def to_state(sequence: SequenceState) -> dict:
         "age": sequence.age,
         "start_clock": sequence.start_clock,
         **{saved_name(name): sequence.column(name) for name in PER_TOKEN},
+        **sequence.column("kept").state("kept"),
         "guesses": np.array(sequence.candidates, np.int32),
     }
 
@@ -350,6 +361,7 @@ def from_state(state: Mapping, prompts: Mapping[str, Prompt]) -> SequenceState:
         start_clock=state["start_clock"],
         candidates=state["guesses"].tolist(),
         **{name: state[key] for name in PER_TOKEN if (key := saved_name(name)) in state},
+        kept=Ragged.restored(state, "kept"),
     )
 
 
@@ -371,7 +383,7 @@ def begin(request: Request, age: int) -> SequenceState:
         raise ValueError(f"request {request.rollout_id}: its prefix belongs to prompt {prefix.prompt.id!r}")
     verified = request.prefix_mode == "verify"
     stays = min(last_turn(prefix.sampled), request.max_tokens) if verified else request.max_tokens
-    settled = {name: getattr(prefix, name)[:stays] for name in PER_TOKEN}
+    settled = {name: getattr(prefix, name)[:stays] for name in COLUMNS}
     candidates = prefix.tokens[stays : request.max_tokens].tolist()
     start_clock = prefix.start_clock if stays else -1
     return SequenceState(request=bare, age=age, start_clock=start_clock, candidates=candidates, **settled)

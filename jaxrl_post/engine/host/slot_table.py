@@ -19,10 +19,13 @@ from jaxrl_post.engine.host import packing
 from jaxrl_post.engine.host import wire as c
 from jaxrl_post.engine.host.replica import Replica
 from jaxrl_post.engine.host.sequence import NEVER, SequenceState
+from jaxrl_post.ring.ragged import Ragged
 from jaxrl_post.ring.types import PURPOSES
 
 _FREE = 1 << 62  # the age of a free slot, behind those of all sequences
-_TOKEN, _LOGPROB, _ENTROPY, _STAMP, _ARGMAX, _VERSION = range(6)  # words of a stored token
+_TOKEN, _LOGPROB, _ENTROPY, _STAMP, _ARGMAX, _VERSION, _KEPT = range(
+    7
+)  # words of a stored token; ids of its record follow
 _KINDS: dict[str, tuple[int, Any]] = {
     "tokens": (_TOKEN, np.int32),
     "logprobs": (_LOGPROB, np.float32),
@@ -61,7 +64,7 @@ class SlotTable:
         self._age, self._oldest = np.full(shape, _FREE), np.full(shape, NEVER)
         self._shared, self._stored, self._seen, self._begun = (np.zeros(shape, np.int64) for _ in range(4))
         # Memory that no token was written to yet costs nothing. `store` writes up to `emit` words behind the last token.
-        self._words = np.zeros((*shape, sizes.max_length + sizes.emit, 6), np.int32)
+        self._words = np.zeros((*shape, sizes.max_length + sizes.emit, _KEPT + sizes.kept_ids), np.int32)
         self._late: _Late | None = None
 
     # ---- sequences
@@ -99,21 +102,23 @@ class SlotTable:
             return int(late.out[at][c.OUT_WINDOW + late.new[at] - 1])
         return int(self._words[(*at, self._stored[at] - 1, _TOKEN)])
 
-    def column(self, sequence: SequenceState, name: str) -> np.ndarray:
+    def column(self, sequence: SequenceState, name: str) -> Any:
         at = sequence.request.replica, sequence.slot
         self._store_one(at)
         return self._column(at, name)
 
-    def gather(self, sequence: SequenceState) -> dict[str, np.ndarray]:
+    def gather(self, sequence: SequenceState) -> dict[str, Any]:
         """Returns what was settled in the slot by name, and forgets it."""
         at = sequence.request.replica, sequence.slot
         self._store_one(at)
-        out = {name: self._column(at, name) for name in (*_KINDS, "drafted", "clocks", "sampled")}
+        out = {name: self._column(at, name) for name in (*_KINDS, "drafted", "clocks", "sampled", "kept")}
         self._stored[at] = 0
         return out
 
-    def _column(self, at: tuple[int, int], name: str) -> np.ndarray:
+    def _column(self, at: tuple[int, int], name: str) -> Any:
         words = self._words[at][: self._stored[at]]
+        if name == "kept":
+            return Ragged.of_rows(words[:, _KEPT:]) if self._sizes.kept_ids else Ragged.empty(len(words))
         if name == "sampled":
             return np.ones(len(words), bool)
         if name == "drafted":
@@ -202,13 +207,16 @@ class SlotTable:
         late, self._late = self._late, None
         if late is None or not late.new.any():
             return
-        most, blocks = int(late.new.max()), _blocks(late.out)
-        words = np.empty((*late.new.shape, most, 6), np.int32)
-        for word in range(5):
+        most, blocks, width = int(late.new.max()), self._blocks(late.out), self._words.shape[-1]
+        words = np.empty((*late.new.shape, most, width), np.int32)
+        for word in range(c.BLOCKS):
             words[..., word] = blocks[:, :, word, :most]
+        words[..., _KEPT:] = np.moveaxis(blocks[:, :, c.BLOCKS :, :most], 2, 3)
         words[..., _STAMP] += self._shift(late)[..., None]
         words[..., _VERSION] = late.version
-        places = np.lib.stride_tricks.sliding_window_view(self._words.reshape(-1), most * 6, writeable=True)[::6]
+        places = np.lib.stride_tricks.sliding_window_view(self._words.reshape(-1), most * width, writeable=True)[
+            ::width
+        ]
         first = self._words.shape[2] * np.arange(late.new.size) + self._stored.reshape(-1)
         places[first] = words.reshape(late.new.size, -1)
         self._stored += late.new
@@ -219,7 +227,8 @@ class SlotTable:
             return
         count, begin = int(late.new[at]), int(self._stored[at])
         words = self._words[at][begin : begin + count]
-        words[:, :5] = _blocks(late.out)[at][:, :count].T
+        blocks = self._blocks(late.out)[at][:, :count].T
+        words[:, : c.BLOCKS], words[:, _KEPT:] = blocks[:, : c.BLOCKS], blocks[:, c.BLOCKS :]
         words[:, _STAMP] += self._shift(late)[at]
         words[:, _VERSION] = late.version
         self._stored[at] += count
@@ -229,7 +238,6 @@ class SlotTable:
         """Returns what a stamp of each slot is raised by. Clocks count from the slot's first dispatch, so that they fit."""
         return (2 * (late.clock + 1 - self._begun)).astype(np.int32)
 
-
-def _blocks(out: np.ndarray) -> np.ndarray:
-    """Returns the five blocks of new tokens, [replicas, S, 5, emit], without a copy."""
-    return out[..., c.OUT_WINDOW :].reshape(*out.shape[:2], 5, -1)
+    def _blocks(self, out: np.ndarray) -> np.ndarray:
+        """Returns the blocks of new tokens, [replicas, S, BLOCKS + kept_ids, emit], without a copy."""
+        return out[..., c.OUT_WINDOW :].reshape(*out.shape[:2], c.BLOCKS + self._sizes.kept_ids, -1)

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxrl_post.engine.host.sequence import from_request_state, to_request_state
 from jaxrl_post.ring.protocols import Engine, Environments, Judge
-from jaxrl_post.ring.types import PER_TOKEN, Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
+from jaxrl_post.ring.types import COLUMNS, Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
 
 _ENDS = (Finish.EOS, Finish.STOP)
 
@@ -248,7 +248,7 @@ def _first(request: Request) -> Request:
     if prefix is None or request.prefix_mode != "verify" or prefix.sampled.all():
         return request
     end = int(np.argmin(prefix.sampled))
-    cut = {name: getattr(prefix, name)[:end] for name in PER_TOKEN}
+    cut = {name: getattr(prefix, name)[:end] for name in COLUMNS}
     return replace(request, prefix=replace(prefix, **cut))
 
 

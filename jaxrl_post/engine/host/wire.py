@@ -24,8 +24,9 @@ OFFSET, SIZE, ALL_OFFSET, ALL_SIZE, ROW, PLACE = range(6)
 SEED0, SEED1, TEMPERATURE, TOP_K, TOP_P = LAW
 FIRST_END = DRAFTS + PLACE
 TABLE = FIRST_END + MOST_ENDS
-# Columns of the packed device-to-host matrix. Five blocks of `emit` columns follow at OUT_WINDOW: tokens, log-probs,
-# entropies, stamps (step * 2 + drafted) and argmax tokens.
+# Columns of the packed device-to-host matrix. Blocks of `emit` columns follow at OUT_WINDOW: tokens, log-probs, entropies,
+# stamps (step * 2 + drafted), argmax tokens, then `kept_ids` blocks with the ids of each token's record.
+BLOCKS = 5  # without the record
 OUT_NUM_TOKENS, OUT_NUM_COMPUTED, OUT_CANDIDATE_END, OUT_DONE, OUT_WINDOW = range(5)
 LEAST_TILE, TILE_STEP = 64, 32  # head rows of a tile: compilers take other paths for few rows, and for odd numbers
 USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
@@ -46,7 +47,8 @@ class EngineSettings:
     `restricted`: whether requests may have top-k and top-p. `dtype`: of activations and KV cache. `prompt_rows`: rows
     of a pass of the wide prompt program; 0: the row program computes prompts. `scoring`: a request's prefix is not
     verified but scored: all of its tokens stay, with the log-probs of these weights. `shards`: the devices that the
-    vocabulary is split over (kernels.verify.Shards), or None for one device."""
+    vocabulary is split over (kernels.verify.Shards), or None for one device. `kept_ids`: the most ids that top-k and top-p
+    leave of a token that is recorded; 0 records none."""
 
     replicas: int = 1
     slots: int
@@ -62,11 +64,12 @@ class EngineSettings:
     prompt_rows: int = 0
     scoring: bool = False
     shards: Any = None
+    kept_ids: int = 0
 
     @property
     def emit(self) -> int:
         """Returns the most tokens that one slot may get in one dispatch."""
-        return min(self.max_length, max(4 * self.steps_per_dispatch, 16))
+        return most_new(self.max_length, self.steps_per_dispatch)
 
     @property
     def inserts(self) -> int:
@@ -93,10 +96,15 @@ class EngineSettings:
         return -(-min(self.head_rows, rows) // tile) * tile
 
 
+def most_new(max_length: int, steps_per_dispatch: int) -> int:
+    """Returns the most tokens that one slot may get in one dispatch."""
+    return min(max_length, max(4 * steps_per_dispatch, 16))
+
+
 class DispatchResult(NamedTuple):
     """What the host reads after a dispatch.
 
-    out: [replicas, S, OUT_WINDOW + 5 * emit]. uses: rows by use, [replicas, len(USES)]. steps: number of device steps.
+    out: [replicas, S, OUT_WINDOW + (BLOCKS + kept_ids) * emit]. uses: rows by use, [replicas, len(USES)]. steps: number of device steps.
     offers: offered drafts by estimated chance, [replicas, OFFERS]. won: tokens taken over from clones, [replicas].
     counts: judged and right drafts of each class, [replicas, 2, classes]."""
 

@@ -136,6 +136,7 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
         scan_layers=config.model.scan_layers,
         compute_dtype=config.model.compute_dtype,
         attention=training_attention(config, model, devices)[0],
+        kept_ids=config.kept_ids,
     )
     return make(
         model,
@@ -199,6 +200,7 @@ def engine_sizes(config: Config, layout: Layout) -> EngineSettings:
         head_rows=config.head_rows * more,
         steps_per_dispatch=c.steps_per_dispatch,
         restricted=config.restricted,
+        kept_ids=config.kept_ids,
         refill_slots=c.refill_slots,
         prompt_rows=c.prompt_rows * more,
         dtype=jnp.dtype(c.dtype),

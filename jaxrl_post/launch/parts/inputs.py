@@ -191,7 +191,7 @@ def _gathered(config: Config, handed: PythonInputs) -> Inputs:
         **vars(own),
         train=rows.ordered(config),
         held_out=asked.prompts,
-        sampling=sampling_law(config, own.tokenizer),
+        sampling=sampling_params(config, own.tokenizer),
         longest_prompt=max(prompt.tokens.size for prompt in every),
         write=_writer(config, own.tokenizer, rows.taught),
         trained=rows.trained,
@@ -226,8 +226,8 @@ def _fitting(
     return model
 
 
-def sampling_law(config: Config, tokenizer: tokenizers.Tokenizer) -> Sampling:
-    """Returns the sampling law of training, with the tokenizer's end tokens.
+def sampling_params(config: Config, tokenizer: tokenizers.Tokenizer) -> Sampling:
+    """Returns the sampling parameters of training, with the end tokens of the tokenizer.
 
     Raises:
       ValueError: a stop id that is no token, or more ids that end a rollout than can.
@@ -262,11 +262,12 @@ def bias(config: Config) -> tuple[str, ...]:
     cuts = [f"sampling.top_k={section.top_k}"] * (section.top_k > 0) + [f"sampling.top_p={section.top_p:g}"] * (
         section.top_p < 1
     )
-    if not cuts or config.engine.name != "rows" or config.algorithm.rollout_is != "none":
+    if not cuts or config.kept_ids or config.engine.name != "rows" or config.algorithm.rollout_is != "none":
         return ()
     return (
         f"{' and '.join(cuts)} draws rollouts from a cut distribution, and the loss is of the whole one: the gradient is biased "
-        "towards ids that are drawn; algorithm.rollout_is='token' weighs by the gap, and an uncut law has none",
+        "towards ids that are drawn; sampling.keep_mask=True trains on the cut one, algorithm.rollout_is='token' weighs by the "
+        "gap, and an uncut law has none",
     )
 
 

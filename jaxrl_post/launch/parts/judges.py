@@ -41,7 +41,7 @@ class Questions:
     def __init__(self, form: Question, decode: Decode, own: inputs.PolicyFiles, engine: Config):
         self._form, self._decode, self._tokenizer, self._engine = form, decode, own.tokenizer, engine
         self._chat = chat.load(own.place, now=engine.data.date) if own.place.is_dir() else None
-        self._law = dataclasses.replace(inputs.sampling_law(engine, own.tokenizer), temperature=0.0)
+        self._sampling_params = dataclasses.replace(inputs.sampling_params(engine, own.tokenizer), temperature=0.0)
 
     def __call__(self, rollout: Rollout) -> Request | None:
         """Returns the request, or None where the question has characters without a token or leaves no room for a reply."""
@@ -104,7 +104,7 @@ class Questions:
             prompt=prompt,
             seed=served_seed(0, prompt.id, 0),
             max_tokens=min(about.sampling.max_tokens, about.engine.max_length - tokens.size),
-            sampling=self._law,
+            sampling=self._sampling_params,
             replica=int(prompt.id[:8], 16) % about.replicas,
         )
 

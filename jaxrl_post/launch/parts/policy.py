@@ -65,7 +65,7 @@ class Policy:
 
     def __init__(self, config: Config, files: inputs.PolicyFiles):
         self.config, self.tokenizer = config, files.tokenizer
-        self.sampling = inputs.sampling_law(config, files.tokenizer)
+        self.sampling = inputs.sampling_params(config, files.tokenizer)
         self.model, self._files, self._devices = files.model, files, build.device_plan(config)
         self._layout = build.layouts(config)[0]
         self._engines: dict[tuple[bool, bool], RowEngine] = {}
@@ -304,6 +304,7 @@ class Policy:
                     say,
                     self._layout,
                     restricted=restricted,
+                    kept_ids=0,
                     scoring=scoring,
                 )
             self._params = self._engines[key].device.params

@@ -22,6 +22,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
 from jaxrl_post.config import Config
+from jaxrl_post.engine.host.wire import most_new
 from jaxrl_post.launch.parts import adapter, second_models
 from jaxrl_post.launch.plan import activations
 from jaxrl_post.launch.plan.activations import SIZES
@@ -51,6 +52,7 @@ class Kind(Enum):
     ENGINE_BASE = "frozen weights in the engine's layout, beside merged ones"
     PAGES = "KV cache"
     DRAFTING = "tables of the drafter"
+    RECORDS = "records of kept ids, of the tokens of a dispatch"
     REWARD_MODEL = "weights of the reward model"
     JUDGE = "weights and KV cache of a judge that stays on the devices"
     JUDGE_AWAKE = "weights and KV cache of a judge, while questions run"
@@ -60,7 +62,7 @@ class Kind(Enum):
     def generates(self) -> bool:
         """Whether only generation needs it."""
         scores = (Kind.REWARD_MODEL, Kind.JUDGE, Kind.JUDGE_AWAKE)
-        return self in (Kind.ENGINE_WEIGHTS, Kind.ENGINE_BASE, Kind.PAGES, Kind.DRAFTING, *scores)
+        return self in (Kind.ENGINE_WEIGHTS, Kind.ENGINE_BASE, Kind.PAGES, Kind.DRAFTING, Kind.RECORDS, *scores)
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,11 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, i
         "steps": c.steps,
         "epochs": round(c.rounds * c.scheduler.prompts / prompts, 3),
         "rollouts per evaluation": c.eval.prompts * (c.eval.samples + 1),
+        **(
+            {"record of the longest rollout, bytes at most": 4 * c.kept_ids * c.sampling.max_tokens}
+            if c.kept_ids
+            else {}
+        ),
     }
 
 
@@ -148,10 +155,18 @@ def memory(
         *(_teacher(config, model) if config.algorithm.needs_teacher else ()),
         Item(Kind.PAGES, pages, _cache(config, model)),
         Item(Kind.DRAFTING, "drafting (tables of one replica)", drafting),
+        *((_records(config),) if config.kept_ids else ()),
         *_micro_batch(config, model, m.shards, _elements(shapes["layers"], homes["layers"]), platform, flash),
         *((Item(Kind.OFFLOADED, "activations of layers, offloaded", waiting),) if waiting else ()),
         *(_lent(config, model, platform, flash) if config.lent else ()),
     )
+
+
+def _records(config: Config) -> Item:
+    """Returns the window of records that a dispatch fills, and its copy for the host. Every device of a replica holds both."""
+    tokens = config.engine.slots * most_new(config.engine.max_length, config.engine.steps_per_dispatch)
+    what = f"records of kept ids ({tokens} tokens of {config.kept_ids}, int32, twice)"
+    return Item(Kind.RECORDS, what, 2 * 4 * tokens * config.kept_ids)
 
 
 def _additions(config: Config, model: decoder.ModelConfig) -> int:
