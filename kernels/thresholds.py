@@ -49,7 +49,7 @@ def find(
 def kept(logits: Float[Array, "R V"], lowest: Float[Array, " R"], most: int, parts: int = 1) -> Int[Array, "R most"]:
     """Returns the ids that each row's threshold leaves, the likeliest first and -1 behind the last one.
 
-    A row without a threshold has none. Nor has one that leaves more than `most` ids, as only ids that tie can.
+    A row without a threshold has none. Nor has one that leaves more than `most` ids: it has no top-k, or ids tie.
 
     Args:
       lowest: of `find`.

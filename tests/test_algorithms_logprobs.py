@@ -60,6 +60,14 @@ def test_of_kept_ids_alone_values_and_gradients_are_those_of_a_smaller_softmax(c
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
 
 
+def test_of_kept_ids_alone_the_coldest_law_is_finite():
+    hidden, table, _ = case(B=1, T=5)
+    best = jnp.argmax(hidden @ table, axis=-1).astype(jnp.int32)
+    kept = jnp.stack([best, (best + 1) % 7], axis=-1)
+    logp, entropy = logprobs.chosen(lambda x: x @ table, hidden, best, temperature=1e-9, chunk=99, kept=kept)
+    assert not np.any(logp) and not np.any(entropy)
+
+
 def test_huge_logits_stay_finite():
     logits = jnp.asarray([[1e4, 0.0, -1e4]], jnp.float32)
     logp, entropy = logprobs.of_logits(logits, jnp.asarray([1]))

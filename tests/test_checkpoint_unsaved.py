@@ -58,6 +58,7 @@ def test_who_may_begin_again(tmp_path, last, given, there, refused):
     [
         ((2, 4), 4, [], False),  # killed in the save of step 4, the first publish that reaches step 3
         ((2,), 5, [], False),  # or before that publish
+        ((), 4, [], False),  # or before the very first one
         ((2, 4), 6, ["step_000004.part"], False),  # or in the save, while the run went on
         ((2, 4, 6), 6, [], True),
         ((2, 4, 6), 6, ["step_000006.part"], True),

@@ -26,7 +26,6 @@ CROWDED: dict[str, str] = {}  # folders of many files
 WIDE: dict[str, str] = {}  # public functions of many parameters
 LONE_HELPERS = 295  # private functions with one caller into which they would fit; none may be added
 RUN_LEVEL = {  # config values that no file in configs/ needs to set
-    "sampling.keep_mask": "recipes that cut the sampling law keep the record, and who wants verl's law turns it off",
     "name": "a file's recipe has one, a second run of it gets another by --config.name",
     "run_dir": "where runs go is the user's choice, by --config.run_dir",
     "seed": "a recipe holds for every seed; --config.seed chooses",

@@ -88,7 +88,12 @@ def assert_equal(one, two) -> None:
 def test_every_field_comes_back(tmp_path):
     groups = made(0)
     RolloutLog(tmp_path).write(12, groups)
-    assert_equal(rollout_log.read(tmp_path / "step_000012.npz"), groups)
+    again = rollout_log.read(tmp_path / "step_000012.npz")
+    assert_equal(again, groups)
+    for one in (
+        rollout for group in again for rollout in group.rollouts
+    ):  # else each would hold the records of the file
+        assert one.records.ids.base is None or one.records.ids.base.size == one.records.ids.size
     with np.load(tmp_path / "step_000012.npz") as file:
         np.testing.assert_array_equal(file["seeds"][1], groups[0].rollouts[1].id.seed())
         assert file["offsets"].tolist() == [0, 4, 4, 11, 15, 19, 19]

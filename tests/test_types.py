@@ -7,6 +7,7 @@ import made_groups
 import numpy as np
 import pytest
 
+from jaxrl_post.ring.ragged import Ragged
 from jaxrl_post.ring.types import Group, Part, Prompt, Request, Rollout, RolloutId, Sampling
 
 PROMPT = Prompt(id="p", tokens=[1, 2])
@@ -92,3 +93,20 @@ def test_parts_of_one_commit_join_in_order():
     joined = Part.joined([one, two])
     assert [g.rewards[0] for g in joined.fresh] == [0, 1, 2] and [g.rewards[0] for g in joined.groups] == [0, 1, 2, 3]
     assert joined.commit and joined.publish and not Part.joined([one]).commit
+
+
+def test_vectors_of_ids_by_hand():
+    """Three tokens with ids [7, 5], none and [9]; their slice, their join, and where two differ."""
+    one = Ragged.of_rows(np.array([[7, 5], [-1, -1], [9, -1]], np.int32))
+    assert one.ids.tolist() == [7, 5, 9] and one.ends.tolist() == [2, 2, 3] and one.counts.tolist() == [2, 0, 1]
+    assert one.rows(3).tolist() == [[7, 5, -1], [-1, -1, -1], [9, -1, -1]]
+    assert one[1:].ids.tolist() == [9] and one[1:].ends.tolist() == [0, 1] and one[3:].size == one[2:1].size == 0
+    assert Ragged.joined([one[:1], Ragged.empty(1), one[2:]]).tobytes() == one.tobytes()
+    assert one.different(Ragged.of_rows(np.array([[7, 5], [4, -1], [8, -1]], np.int32))) == 2
+    assert one.different(one[:1]) == 2 and one.different(one) == 0
+    assert Ragged.restored(one.state("kept"), "kept").tobytes() == one.tobytes()
+    assert Ragged.empty(4).state("kept") == {} and Ragged.restored({}, "kept") is None
+    with pytest.raises(ValueError, match="a token has 2 ids, more than 1"):
+        one.rows(1)
+    with pytest.raises(ValueError, match="must rise from 0 to the 3 ids"):
+        Ragged(one.ids, np.array([2, 1, 3]))

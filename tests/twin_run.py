@@ -21,6 +21,7 @@ from jaxrl_post.models import decoder
 from jaxrl_post.ring import loop
 from jaxrl_post.ring.events import Ring
 from jaxrl_post.ring.history import History
+from jaxrl_post.ring.ragged import Ragged
 from jaxrl_post.ring.types import PER_TOKEN, Finish
 from jaxrl_post.runs import metric_rows
 from jaxrl_post.runs.rollout_log import read
@@ -139,7 +140,9 @@ def _longer(group, ended):
     index = next(i for i, rollout in enumerate(group.rollouts) if rollout.finish is Finish.EOS)
     one = group.rollouts[index]
     longer = dataclasses.replace(
-        one, **{name: np.append(getattr(one, name), getattr(one, name)[-1:]) for name in PER_TOKEN}
+        one,
+        **{name: np.append(getattr(one, name), getattr(one, name)[-1:]) for name in PER_TOKEN},
+        kept=Ragged.joined([one.records, one.records[-1:]]),
     )
     ended[one.id] = {when: end and (end[0] + 1, end[1]) for when, end in ended[one.id].items()}
     return dataclasses.replace(group, rollouts=(*group.rollouts[:index], longer, *group.rollouts[index + 1 :]))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-NOT_KEPT = -1e30  # logit of an id that cannot be drawn: its probability is exactly 0, and no 0 * inf arises
+NOT_KEPT = -1e30  # score of an id that cannot be drawn: its probability is exactly 0, and no 0 * inf arises
 LOG_RATIO_BOUND = 20.0  # log-ratios are clamped to +-20 before exp, as verl does
 
 
@@ -94,9 +94,10 @@ def chosen(
 
     def run(h, ids, *among):
         logits = head(h)
-        if among:
-            logits = jnp.where(members(among[0], logits.shape[-1]), logits, NOT_KEPT)
-        return statistics(logits, ids, temperature)
+        if not among:
+            return statistics(logits, ids, temperature)
+        scores = jnp.where(members(among[0], logits.shape[-1]), logits / temperature, NOT_KEPT)
+        return statistics(scores, ids, 1.0)
 
     return by_chunks(run, (hidden, targets) if kept is None else (hidden, targets, kept), chunk)
 

@@ -99,7 +99,7 @@ _TABLE: dict[str, dict[str, str]] = {
         f"{_ROLLOUT}.n": "scheduler.group_size",
         f"{_ROLLOUT}.temperature": "sampling.temperature",
         f"{_ROLLOUT}.top_k": "sampling.top_k",
-        f"{_ROLLOUT}.top_p": "sampling.top_p",
+        f"{_ROLLOUT}.top_p": "sampling.top_p | below 1 it needs a sampling.top_k, or sampling.keep_mask=False",
         f"{_ROLLOUT}.response_length": "sampling.max_tokens",
         f"{_ROLLOUT}.max_model_len": "engine.max_length",
         f"{_ROLLOUT}.max_num_seqs": "engine.slots",

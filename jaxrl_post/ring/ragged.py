@@ -81,6 +81,10 @@ class Ragged:
         first, last = (int(self.ends[i - 1]) if i > 0 else 0 for i in (begin, max(begin, end)))
         return Ragged(self.ids[first:last], self.ends[begin : max(begin, end)] - first)
 
+    def apart(self) -> Ragged:
+        """Returns the same vectors in memory of their own, so that those around a slice may be freed."""
+        return Ragged(self.ids.copy(), self.ends.copy())
+
     def rows(self, width: int) -> Int[np.ndarray, "T width"]:
         """Returns the vectors as rows of `width` ids, -1 behind the last one.
 
@@ -98,7 +102,7 @@ class Ragged:
         """Returns at how many tokens the vectors differ, or the difference of the numbers of tokens."""
         if self.size != other.size:
             return abs(self.size - other.size)
-        width = max(self.counts.max(initial=0), other.counts.max(initial=0))
+        width = int(max(self.counts.max(initial=0), other.counts.max(initial=0)))
         return int((self.rows(width) != other.rows(width)).any(axis=1).sum())
 
     def state(self, name: str) -> dict[str, np.ndarray]:

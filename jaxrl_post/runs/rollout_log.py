@@ -199,10 +199,11 @@ def _arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
 
 
 def _groups(arrays: Mapping[str, np.ndarray], texts: Mapping) -> tuple[Group, ...]:
+    kept = Ragged.restored(arrays, "kept")
     return tuple(
         Group(
             prompt=prompt,
-            rollouts=tuple(_rollout(arrays, texts, prompt, n) for n in range(mine.start, mine.stop)),
+            rollouts=tuple(_rollout(arrays, texts, prompt, n, kept) for n in range(mine.start, mine.stop)),
             rewards=arrays["rewards"][mine],
             scored=arrays["scored"][mine],
             components=_present(arrays, texts, i, mine),
@@ -226,13 +227,13 @@ def _present(arrays: Mapping[str, np.ndarray], texts: Mapping, i: int, mine: sli
     return {name: arrays["components"][c, mine] for c, name in names if arrays["present"][c, i]}
 
 
-def _rollout(arrays: Mapping[str, np.ndarray], texts: Mapping, prompt: Prompt, n: int) -> Rollout:
-    mine, kept = slice(*arrays["offsets"][n : n + 2].tolist()), Ragged.restored(arrays, "kept")
+def _rollout(arrays: Mapping[str, np.ndarray], texts: Mapping, prompt: Prompt, n: int, kept: Ragged | None) -> Rollout:
+    mine = slice(*arrays["offsets"][n : n + 2].tolist())
     return Rollout(
         id=RolloutId(*texts["ids"][n]),
         prompt=prompt,
         **{name: arrays[saved_name(name)][mine] for name in PER_TOKEN},
-        kept=kept and kept[mine],
+        kept=kept and kept[mine].apart(),
         finish=Finish(texts["finishes"][arrays["finish"][n]]),
         start_clock=int(arrays["start_clock"][n]),
         finish_clock=int(arrays["finish_clock"][n]),

@@ -74,8 +74,8 @@ class _Head:
         meant = ids < (self.used or self.vocab)
         if kept.shape[-1]:
             meant = meant & logprobs.members(kept.reshape(-1, kept.shape[-1]), ids.size, ids[0])
-        out, slope = jnp.where(meant, out, decoder.NOT_ALLOWED), jnp.where(meant, slope, 0)
-        return out / self.temperature, slope / self.temperature
+        out, slope = out / self.temperature, slope / self.temperature
+        return jnp.where(meant, out, decoder.NOT_ALLOWED), jnp.where(meant, slope, 0)
 
 
 def chosen(

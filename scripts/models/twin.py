@@ -165,12 +165,14 @@ class RowTwin:
 
     def _result(self, blocks: list[Block], steps: int) -> c.DispatchResult:
         replicas, emit = self._sizes.replicas, self._sizes.emit
-        out = np.zeros((replicas, self._sizes.slots, c.OUT_WINDOW + 5 * emit), np.int32)
+        records = self._sizes.kept_ids * emit
+        out = np.zeros((replicas, self._sizes.slots, c.OUT_WINDOW + c.BLOCKS * emit + records), np.int32)
         for row, block in zip(out, blocks):
             row[:, : c.OUT_WINDOW] = np.stack([block.known, block.filled, block.guessed, block.done], axis=-1)
             where = np.minimum(block.packed[:, c.NUM_TOKENS, None] + np.arange(emit), self._sizes.max_length - 1)
             tokens, zeros = np.take_along_axis(block.text, where, axis=1), np.zeros_like(block.stamps)
-            row[:, c.OUT_WINDOW :] = np.concatenate([tokens, zeros, zeros, block.stamps, tokens], axis=1)
+            none = np.full((len(row), records), -1, np.int32)
+            row[:, c.OUT_WINDOW :] = np.concatenate([tokens, zeros, zeros, block.stamps, tokens, none], axis=1)
         return c.DispatchResult(
             out,
             np.stack([block.uses for block in blocks]),

@@ -31,7 +31,7 @@ ENGINES = {
 }
 COUNT = 48
 HOW = dict(samples=4, longest_prompt=30, longest=48, temperatures=(1.0, 0.7, 0.0), seed=21, cuts=((0, 1.0), (5, 0.9)))
-BY_TOKEN = ("tokens", "sampled", "logprobs", "entropies", "versions", "drafted", "argmax_tokens")
+BY_TOKEN = ("tokens", "sampled", "logprobs", "entropies", "versions", "drafted", "argmax_tokens", "kept")
 WIDE, NARROW = Layout(2, 1), Layout(1, 2)
 FAMILY = dict(layers=2, heads=4, kv_heads=2, head_dim=8, ffw=48, max_length=256, qkv_bias=True, tied=False)
 MODEL = decoder.ModelConfig(vocab_size=48, embed=32, **FAMILY)

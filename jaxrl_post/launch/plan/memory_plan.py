@@ -53,6 +53,7 @@ class Kind(Enum):
     PAGES = "KV cache"
     DRAFTING = "tables of the drafter"
     RECORDS = "records of kept ids, of the tokens of a dispatch"
+    BATCH_RECORDS = "records of kept ids, of the tokens of a micro-batch"
     REWARD_MODEL = "weights of the reward model"
     JUDGE = "weights and KV cache of a judge that stays on the devices"
     JUDGE_AWAKE = "weights and KV cache of a judge, while questions run"
@@ -91,7 +92,12 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, i
     """
     c = config
     rollouts_per_row = max(c.batch.tokens // (longest_prompt + c.sampling.max_tokens), 1)
-    slots = c.engine.slots * c.replicas
+    slots, record = c.engine.slots * c.replicas, 4 * c.kept_ids  # bytes of a token; one with fewer ids takes fewer
+    records = {
+        "records of the longest rollout, bytes at most": record * c.sampling.max_tokens,
+        "records of running rollouts, host bytes at most": record * slots * c.sampling.max_tokens,
+        "records of a micro-batch, bytes": record * c.batch.rows * c.batch.tokens,
+    }
     return {
         "devices": c.devices,
         "engine replicas": c.replicas,
@@ -111,11 +117,7 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, i
         "steps": c.steps,
         "epochs": round(c.rounds * c.scheduler.prompts / prompts, 3),
         "rollouts per evaluation": c.eval.prompts * (c.eval.samples + 1),
-        **(
-            {"record of the longest rollout, bytes at most": 4 * c.kept_ids * c.sampling.max_tokens}
-            if c.kept_ids
-            else {}
-        ),
+        **(records if c.kept_ids else {}),
     }
 
 
@@ -155,18 +157,26 @@ def memory(
         *(_teacher(config, model) if config.algorithm.needs_teacher else ()),
         Item(Kind.PAGES, pages, _cache(config, model)),
         Item(Kind.DRAFTING, "drafting (tables of one replica)", drafting),
-        *((_records(config),) if config.kept_ids else ()),
+        *(_records(config) if config.kept_ids else ()),
         *_micro_batch(config, model, m.shards, _elements(shapes["layers"], homes["layers"]), platform, flash),
         *((Item(Kind.OFFLOADED, "activations of layers, offloaded", waiting),) if waiting else ()),
         *(_lent(config, model, platform, flash) if config.lent else ()),
     )
 
 
-def _records(config: Config) -> Item:
-    """Returns the window of records that a dispatch fills, and its copy for the host. Every device of a replica holds both."""
+def _records(config: Config) -> tuple[Item, Item]:
+    """Returns the window of records that a dispatch fills, with its copy for the host, and those of a micro-batch.
+
+    Every device of a replica holds the window. The learner shifts a micro-batch's records by a token, which is a copy. A head that
+    is split over devices has the records of all rows along fsdp.
+    """
+    m, size = config.mesh, 4 * config.kept_ids
     tokens = config.engine.slots * most_new(config.engine.max_length, config.engine.steps_per_dispatch)
-    what = f"records of kept ids ({tokens} tokens of {config.kept_ids}, int32, twice)"
-    return Item(Kind.RECORDS, what, 2 * 4 * tokens * config.kept_ids)
+    mine = config.batch.rows // m.shards * config.batch.tokens
+    every = mine * (m.fsdp if m.fsdp * m.tensor > 1 else 0)
+    window = f"records of kept ids ({tokens} tokens of {config.kept_ids}, int32, twice)"
+    batch = f"records of a micro-batch ({mine} tokens, int32, and copies)"
+    return (Item(Kind.RECORDS, window, 2 * size * tokens), Item(Kind.BATCH_RECORDS, batch, size * (2 * mine + every)))
 
 
 def _additions(config: Config, model: decoder.ModelConfig) -> int:

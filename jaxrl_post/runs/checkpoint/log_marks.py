@@ -106,8 +106,8 @@ def refusal(place: Path, steps: int, config: Mapping) -> str:
     updates = rounds["mini_batches"] * rounds["ppo_epochs"]  # optimizer steps for each publish
     due = min(-(-every // updates) * updates, config["steps"])
     # a pipeline may take several steps before it publishes, and saves with the first publish that reaches the step
-    published = [step for step, whole in _steps(place) if whole]
-    first = next((step for step in published if step >= due), steps if published else due)
+    rows = list(_steps(place))
+    first = next((step for step, published in rows if published and step >= due), steps if rows else due)
     begun = any(saves.glob(f"step_{first:06d}.part"))
     if every > 0 and not (place / "summary.json").exists() and (steps <= first or begun):
         return ""
