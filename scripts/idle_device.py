@@ -55,10 +55,10 @@ class IdleDevice:
         room = np.minimum(packed[..., c.LIMIT], packed[..., c.MAPPED] + 1) - before
         prefill = packed[..., c.NUM_COMPUTED] < before - 1
         new = np.where(active, np.clip(np.where(prefill, 1, sizes.steps_per_dispatch), 0, room), 0)
-        out = np.zeros((sizes.replicas, sizes.slots, c.OUT_WINDOW + 5 * sizes.emit), np.int32)
+        out = np.zeros((sizes.replicas, sizes.slots, c.OUT_WINDOW + c.BLOCKS * sizes.emit), np.int32)
         out[..., c.OUT_NUM_TOKENS] = before + new
         out[..., c.OUT_NUM_COMPUTED] = np.where(active, before + new - 1, 0)
-        blocks = out[..., c.OUT_WINDOW :].reshape(*active.shape, 5, sizes.emit)
+        blocks = out[..., c.OUT_WINDOW :].reshape(*active.shape, c.BLOCKS, sizes.emit)
         tokens = noise.integers(EOS + 1, VOCABULARY, (*active.shape, sizes.emit), np.int32)
         ends = active & (new > 0) & (noise.random(active.shape) < self._chance)
         tokens[(*np.nonzero(ends), new[ends] - 1)] = EOS

@@ -9,6 +9,11 @@ from pathlib import Path
 
 from record import Missing
 
+PEFT = (
+    "torch==2.13.0",
+    "peft==0.21.2 transformers",
+)  # torch, transformers and peft, for all shows of the environment "peft"
+
 
 def environment(root: Path, peer: str, wanted: Sequence[str]) -> Path:
     """Returns the Python of a peer's environment. Makes it where it is not there or has other versions.

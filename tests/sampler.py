@@ -120,9 +120,11 @@ def generate(
 def disagreement(
     draws: list[Draw], tokens, logprobs, entropies, *, near: float = 1e-4, close: float = 1e-4, records=None, most=16
 ) -> str:
-    """Empty when the answer agrees with the sampler: tokens equal up to a first difference that is a near tie, log-probs and
-    entropies within `close` up to there; else one sentence about the first place where it does not. `records`: of each token the
-    ids that the engine says were kept, in order; none where they are more than `most`."""
+    """Returns one sentence about the first place where an answer and the sampler disagree, or an empty text.
+
+    Tokens must be equal up to a first difference that is a near tie. Up to there log-probs and entropies must lie within `close`.
+    `records`: the ids that the engine recorded for each token, in order. A token that keeps more than `most` ids has none.
+    """
     for i, (want, token) in enumerate(zip(draws, tokens)):
         if want.token != token:
             return (

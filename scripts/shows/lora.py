@@ -28,7 +28,6 @@ from jaxrl_post.runs import rollout_log
 MINUTES = 9.0
 PLATFORM = "cpu"
 LIMIT_S = 3600.0
-PEFT = ("torch==2.13.0", "peft==0.21.2 transformers")
 TEXTS = 64  # rollouts that are scored by peft
 
 
@@ -91,7 +90,7 @@ def _bits(record, run: Path) -> None:
 
 
 def _peft(record, run: Path, place: Path) -> None:
-    python = peers.environment(record.root, "peft", PEFT)
+    python = peers.environment(record.root, "peft", peers.PEFT)
     file = max((run / "evaluations").glob("step_*.npz"))
     some = [group.rollouts[0] for group in rollout_log.read(file)][:TEXTS]
     texts = [[one.prompt.tokens.tolist(), one.tokens.tolist()] for one in some]

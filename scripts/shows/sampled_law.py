@@ -45,7 +45,6 @@ from jaxrl_post.trainer import packing, programs
 MINUTES = 12.0
 PLATFORM = "cpu"
 LIMIT_S = 3600.0
-PEERS = ("torch==2.13.0", "peft==0.21.2 transformers")
 MODEL = decoder.ModelConfig(
     vocab_size=300, embed=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffw=96, max_length=256, tied=True
 )
@@ -128,8 +127,7 @@ def _text(rollout: Rollout, heat: float, law: tuple[int, float]) -> dict:
 
 
 def _laws(record) -> None:
-    params = made_groups.weights(0, model=MODEL)
-    params["embed"] = params["embed"] * 1.5
+    params = lab.weights(0, MODEL)
     reference = made_groups.moved(params, 2)
     groups, cuts = _drawn(params), [(top_k, top_p) for top_k in TOP_KS for top_p in TOP_PS]
     rows = [
@@ -180,7 +178,7 @@ def _largest(found: list, wanted: list[list]) -> float:
 
 
 def _transformers(record, place: Path, params, reference, texts: list[dict]) -> tuple[dict, dict[str, np.ndarray]]:
-    python = peers.environment(record.root, "peft", PEERS)
+    python = peers.environment(record.root, "peft", peers.PEFT)
     for name, tree in (("policy", params), ("reference", reference)):
         hf.save(place / name, MODEL, tree)
     (place / "texts.json").write_text(json.dumps(texts))
@@ -264,8 +262,7 @@ def _outside(logratios: np.ndarray) -> float:
 
 
 def _equal(record) -> None:
-    params = made_groups.weights(0, model=MODEL)
-    params["embed"] = params["embed"] * 1.5
+    params = lab.weights(0, MODEL)
     asked = lab.requests(
         64, longest_prompt=12, longest=40, temperatures=(1.0,), cuts=((50, 0.8),), vocab=MODEL.vocab_size
     )
