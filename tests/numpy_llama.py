@@ -20,7 +20,8 @@ def forward(params, config, tokens, *, positions=None, dtype=np.float32) -> np.n
         layer = {name: _cast(leaf, dtype) for name, leaf in params["layers"][str(index)].items()}
         new = _attention(layer, config, _norm(stream, layer["attn_norm"], config), positions, config.windows[index])
         stream = stream + (_norm(new, layer["attn_post_norm"], config) if config.post_norms else new)
-        new = _feed_forward(layer, config, _norm(stream, layer["ffw_norm"], config))
+        ffw = _experts if "router" in layer else _feed_forward
+        new = ffw(layer, config, _norm(stream, layer["ffw_norm"], config))
         stream = stream + (_norm(new, layer["ffw_post_norm"], config) if config.post_norms else new)
     stream = _norm(stream, _cast(params["final_norm"], dtype), config)
     head = _cast(params["embed"], dtype).T if config.tied else _cast(params["head"], dtype)
@@ -103,12 +104,38 @@ def _frequency(config, i: int, local: bool) -> float:
     return (1 - smooth) * plain / scaling.factor + smooth * plain
 
 
+def _experts(layer, config, x) -> np.ndarray:
+    """One row and one expert at a time, as the papers write it."""
+    e, out = config.experts, np.zeros_like(x)
+    scores = x @ layer["router"] + layer.get("router_bias", 0)
+    for at, row in enumerate(x):
+        chosen = sorted(range(e.count), key=lambda expert: (-scores[at, expert], expert))[: e.per_token]
+        over = scores[at, chosen] if e.renormalised else scores[at]
+        for expert in chosen:
+            own = {name: layer[f"experts_{name}"][expert] for name in ("gate", "up", "down")}
+            bias = {name: layer[f"experts_{name}_bias"][expert] if e.biased else 0 for name in own}
+            gate, up = (row @ own[name] + bias[name] for name in ("gate", "up"))
+            if e.limit is None:
+                inner = _activated(gate, config) * up
+            else:
+                gate, up = np.minimum(gate, e.limit), np.minimum(np.maximum(up, -e.limit), e.limit)
+                inner = (up + 1) * gate / (1 + np.exp(-x.dtype.type(1.702) * gate))
+            share = np.exp(scores[at, expert]) / np.exp(over).sum()
+            out[at] += share * (inner @ own["down"] + bias["down"])
+    if e.shared_ffw:
+        shared = {name: layer[f"shared_{name}"] for name in ("gate", "up", "down")}
+        opened = 1 / (1 + np.exp(-(x @ layer["shared_router"])))
+        out += opened[:, None] * _feed_forward(shared, config, x)
+    return out
+
+
 def _feed_forward(layer, config, x) -> np.ndarray:
-    gate = x @ layer["gate"]
+    return (_activated(x @ layer["gate"], config) * (x @ layer["up"])) @ layer["down"]
+
+
+def _activated(gate, config) -> np.ndarray:
     if config.activation == "silu":
-        gate = gate / (1 + np.exp(-gate))
-    elif config.activation == "gelu_tanh":
-        gate = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
-    else:
-        gate = 0.5 * gate * (1 + np.vectorize(math.erf)(gate / math.sqrt(2)))
-    return (gate * (x @ layer["up"])) @ layer["down"]
+        return gate / (1 + np.exp(-gate))
+    if config.activation == "gelu_tanh":
+        return 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+    return 0.5 * gate * (1 + np.vectorize(math.erf)(gate / math.sqrt(2)))

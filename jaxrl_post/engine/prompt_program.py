@@ -45,5 +45,6 @@ def _pass(program: Program, params: Any, tokens: Array, cache: tuple, tiles: Arr
         run = program.spread(functools.partial(prompt_attention.attention, platforms=program.platforms, **how))
         return run(q, written, rows), (*cache[:layer], written, *cache[layer + 1 :])
 
-    _, cache = decoder.hidden(params, program.config, inputs, rows.position, attend, cache, dtype=program.dtype)
+    how = dict(dtype=program.dtype, routing=program.routing)
+    _, cache = decoder.hidden(params, program.config, inputs, rows.position, attend, cache, **how)
     return cache

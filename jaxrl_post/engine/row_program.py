@@ -68,7 +68,8 @@ def _step(
     plan, position = work.plan, work.position
     attend = _attending(attention.Rows(plan.slot, position, plan.real, packed[:, c.TABLE :]), program)
     inputs = jnp.where(plan.real, tokens[plan.slot, position], 0)
-    h, cache = decoder.hidden(params, config, inputs, position, attend, state.cache, dtype=program.dtype)
+    how = dict(dtype=program.dtype, routing=program.routing)
+    h, cache = decoder.hidden(params, config, inputs, position, attend, state.cache, **how)
 
     slot, after = plan.head_slot, position[plan.head_row] + 1
     candidate = jnp.where(after < work.candidate_end[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)

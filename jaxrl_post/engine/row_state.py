@@ -12,7 +12,7 @@ from jaxrl_post.engine import row_plan
 from jaxrl_post.engine.host.wire import EngineSettings
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.kernels import hardware
-from jaxrl_post.models import decoder
+from jaxrl_post.models import decoder, experts
 
 
 class State(NamedTuple):
@@ -67,12 +67,13 @@ class Heads(NamedTuple):
 class Program:
     """What is fixed when a program is compiled.
 
-    `dtype`: of activations. `spread(attention)`: the same attention, run by each device on its own part. `platforms`:
-    those whose kernels may be used."""
+    `dtype`: of activations. `spread(attention)`: the same attention, run by each device on its own part. `routing`: how
+    rows come to their experts. `platforms`: those whose kernels may be used."""
 
     config: decoder.ModelConfig
     dtype: Any
     spread: Callable
+    routing: experts.Routing
     platforms: frozenset[str] = hardware.PLATFORMS
 
 

@@ -5,6 +5,9 @@ Outside this file `params` is a plain nested dict of arrays:
 - layers: {"0": {...}, ...}, where each layer holds
   - attn_norm [D], q [D,N,H], k and v [D,K,H], o [N,H,D]
   - ffw_norm [D], gate and up [D,F], down [F,D]
+    or, with experts, router [D,E], experts_gate and experts_up [E,D,F], experts_down [E,F,D]
+  - by the config: router_bias [E], experts_gate_bias and experts_up_bias [E,F], experts_down_bias [E,D], shared_gate and
+    shared_up [D,S], shared_down [S,D], shared_router [D]
   - by the config: q_bias [N,H], k_bias and v_bias [K,H], q_norm and k_norm [H], attn_post_norm and ffw_post_norm [D]
 
 Invariant: apart from `attend`, a row (one token at one position) is computed from that row alone. So its value cannot
@@ -26,7 +29,7 @@ import numpy as np
 from flax import nnx, traverse_util
 from jaxtyping import Array, Float, Int
 
-from jaxrl_post.models import layer_loop
+from jaxrl_post.models import experts, layer_loop
 from jaxrl_post.models.layer import Layer, norm, param
 from jaxrl_post.models.model_config import ModelConfig, frequencies
 from jaxrl_post.parallel import relayout
@@ -51,7 +54,9 @@ class Decoder(nnx.Module):
         elif not c.tied:
             self.head = param((c.embed, c.vocab_size), ("embed", "vocab"), std=c.embed**-0.5)
 
-    def hidden(self, tokens: Array, positions: Array, attend: Callable, cache: Any, noise: Any, dtype: Any, loop, rows):
+    def hidden(
+        self, tokens: Array, positions: Array, attend: Callable, cache: Any, noise: Any, dtype: Any, loop, rows, routing
+    ):
         with jax.named_scope("embed"):
             h = rows(jnp.asarray(self.embed[...]), tokens, dtype)
             h = h if noise is None else h + noise.astype(dtype)
@@ -60,7 +65,7 @@ class Decoder(nnx.Module):
         with jax.named_scope("rope"):
             turns = _turns(self.config, positions, jnp.promote_types(dtype, jnp.float32))
         layers = [self.layers[str(index)] for index in range(self.config.layers)]
-        h, cache = layer_loop.run(layers, h, turns, self.config.windows, attend, cache, loop)
+        h, cache = layer_loop.run(layers, h, turns, self.config.windows, attend, cache, loop, routing)
         with jax.named_scope("final_norm"):
             return norm(h, self.final_norm[...], self.config), cache
 
@@ -110,7 +115,7 @@ def abstract(config: ModelConfig) -> dict:
 def axes(config: ModelConfig) -> dict:
     """Returns the tree of params, where each leaf is the tuple of its logical axis names.
 
-    Names are vocab, embed, heads, kv_heads, head_dim and ffw, or None for an axis that is never sharded.
+    Names are vocab, embed, heads, kv_heads, head_dim, ffw and expert, or None for an axis that is never sharded.
     """
     return _leaves(config, lambda path, shape, about: about["axes"])
 
@@ -166,6 +171,7 @@ def hidden(
     dtype: Any = jnp.float32,
     loop: layer_loop.LayerLoop = layer_loop.ALL_WRITTEN,
     rows: Callable | None = None,
+    routing: experts.Routing = experts.ALONE,
 ) -> tuple[Float[Array, "*rows D"], Any]:
     """Returns the last layer's normed output, and the cache after all calls of `attend`.
 
@@ -179,11 +185,13 @@ def hidden(
       noise: is added to the embeddings, before embed_scale. None: nothing.
       dtype: of the computation; params of another dtype are cast where they are used.
       loop: the form of the loop over layers. Scanned, `attend` gets a traced number of the layer.
+      routing: how rows come to their experts (models/experts.py). Its `choose` is called once per layer with experts, behind
+        `attend`, with the same cache.
       rows: (embed [V, D], tokens, dtype) -> [*rows, D]. None: `embed[tokens]`, with XLA's own gradient.
     """
     graph, _ = _skeleton(config)
     rows = rows or (lambda embed, tokens, dtype: embed[tokens].astype(dtype))
-    return nnx.merge(graph, params).hidden(tokens, positions, attend, cache, noise, dtype, loop, rows)
+    return nnx.merge(graph, params).hidden(tokens, positions, attend, cache, noise, dtype, loop, rows, routing)
 
 
 def logits(params: dict, config: ModelConfig, h: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:

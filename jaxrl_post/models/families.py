@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_post.models import config_keys as keys
-from jaxrl_post.models import decoder
+from jaxrl_post.models import decoder, expert_files
 from jaxrl_post.models.model_config import ModelConfig, RopeScaling
 from jaxrl_post.ring import json_text
 from jaxrl_post.ring.json_text import said, shown
@@ -79,6 +79,16 @@ FAMILIES = (
     ),
     Family("Qwen2ForCausalLM", "qwen2", dict(qkv_bias=True), _QWEN),
     Family("Qwen3ForCausalLM", "qwen3", dict(qk_norm=True), _QWEN | {"head_dim": 128}),
+    Family("Qwen2MoeForCausalLM", "qwen2_moe", dict(qkv_bias=True), _QWEN | {"num_key_value_heads": 16}),
+    Family("Qwen3MoeForCausalLM", "qwen3_moe", dict(qk_norm=True), _QWEN | {"num_key_value_heads": 4}),
+    Family(
+        "MixtralForCausalLM",
+        "mixtral",
+        {},
+        _PLAIN
+        | {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": None, "rope_theta": 1e6}
+        | {"rms_norm_eps": 1e-5, "intermediate_size": 14336},
+    ),
     Family(
         "Gemma2ForCausalLM",
         "gemma2",
@@ -144,6 +154,7 @@ def read(file: Path) -> ModelConfig:
         activation=keys.choice(file, given, "hidden_activation" if gemma else "hidden_act", _ACTIVATIONS),
         tied=keys.flag(file, given, "tie_word_embeddings"),
         windows=_windows(file, family, given, layers),
+        experts=expert_files.read(file, family.kind, given, layers),
         scalar=scalar,
         family=family.kind,
         **family.fixed,
@@ -221,7 +232,7 @@ def _windows(file: Path, family: Family, given: Mapping, layers: int) -> tuple[i
                 f"each of {layers} layers"
             )
         named = [kind == "sliding_attention" for kind in kinds]
-        if named != slides and family.kind in ("llama", "mistral"):
+        if named != slides and family.kind in ("llama", "mistral", "mixtral", "qwen3_moe"):
             raise ValueError(
                 f"model {file}: layer_types={shown(kinds)} is not supported for {family.architecture}, whose "
                 f"layers are all alike"
@@ -232,12 +243,16 @@ def _windows(file: Path, family: Family, given: Mapping, layers: int) -> tuple[i
 
 def _slides(file: Path, family: Family, given: Mapping, layers: int) -> list[bool]:
     window = given.get("sliding_window")
-    if family.kind == "mistral":
+    if family.kind in ("mistral", "mixtral"):
         return [window is not None] * layers
-    if family.kind in ("qwen2", "qwen3"):
+    if family.kind in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"):
         if not keys.flag(file, given, "use_sliding_window") or window is None:
             return [False] * layers
         first = keys.number(file, given, "max_window_layers")
+        if family.kind == "qwen2_moe":
+            return [at < first and at % 2 == 0 for at in range(layers)]
+        if family.kind == "qwen3_moe":
+            return [True] * layers
         return [at >= first for at in range(layers)]
     if family.kind in ("gemma2", "gemma3_text"):
         every = 2 if family.kind == "gemma2" else keys.count(file, given, "sliding_window_pattern")
@@ -285,6 +300,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         **_windows_json(family, config),
+        **expert_files.written(family.kind, config.experts),
         **(_gemma_json(family, config) if gemma else {}),
     }
 
@@ -303,8 +319,12 @@ def _windows_json(family: Family, config: ModelConfig) -> dict[str, Any]:
     out: dict[str, Any] = {"sliding_window": next(filter(None, config.windows), None)}
     if family.kind == "llama":
         return {}
-    if family.kind == "mistral":
+    if family.kind in ("mistral", "mixtral"):
         return out
+    if family.kind == "qwen3_moe":
+        return out | {"use_sliding_window": any(slides)}
+    if family.kind == "qwen2_moe":
+        out |= {"use_sliding_window": any(slides)}
     if family.kind in ("qwen2", "qwen3"):
         out |= {
             "use_sliding_window": any(slides),
@@ -348,8 +368,12 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
     out = [f"{name}={getattr(config, name)!r}" for name, value in expected.items() if getattr(config, name) != value]
     if (config.local_rope_theta is not None) != ("rope_local_base_freq" in family.absent):
         out.append(f"local_rope_theta={config.local_rope_theta!r}")
+    out += expert_files.differs(family.kind, config)
     sizes = set(config.windows)
-    if {"llama": sizes != {None}, "mistral": len(sizes) > 1}.get(family.kind, len(sizes - {None}) > 1):
+    alike = len(sizes) > 1
+    if {"llama": sizes != {None}, "mistral": alike, "mixtral": alike, "qwen3_moe": alike}.get(
+        family.kind, len(sizes - {None}) > 1
+    ):
         out.append(f"windows={config.windows}")
     if family.kind in ("llama", "gemma2", "gemma3_text") and config.embed % config.heads:
         out.append(f"embed={config.embed} (no multiple of heads={config.heads})")
@@ -360,12 +384,16 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
 
 
 class Tensor(NamedTuple):
-    """The place of a leaf of params in the files. `shape` is the shape in the files, `ours` the leaf's."""
+    """The place of a leaf of params in the files. `shape` is the shape in the files, `ours` the leaf's.
+
+    With `part`, the tensor is that entry of the leaf's first axis, and `ours` is the shape of one entry.
+    """
 
     path: tuple[str, ...]
     shape: tuple[int, ...]
     ours: tuple[int, ...]
     transposed: bool
+    part: int | None = None
 
 
 _IN_LAYER = {
@@ -404,8 +432,13 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
     names = _POST_NORMED if config.post_norms else _IN_LAYER
     out = {_OUTSIDE["embed"]: _tensor(("embed",), shapes["embed"].shape)}
     for index in range(config.layers):
-        for name, leaf in shapes["layers"][str(index)].items():
-            out[f"model.layers.{index}.{names[name]}"] = _tensor(("layers", str(index), name), leaf.shape)
+        layer, experts = shapes["layers"][str(index)], config.experts_of(index)
+        places = {names[name]: expert_files.Place(name) for name in layer if name in names}
+        if experts is not None:
+            places |= dict(expert_files.names(_expressing(config).kind, experts))
+        for theirs, (name, part) in places.items():
+            shape = layer[name].shape if part is None else layer[name].shape[1:]
+            out[f"model.layers.{index}.{theirs}"] = _tensor(("layers", str(index), name), shape)._replace(part=part)
     for name in ("final_norm", "head", "score"):
         if name in shapes:
             out[_OUTSIDE[name]] = _tensor((name,), shapes[name].shape)
@@ -414,6 +447,8 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
 
 def _tensor(path: tuple[str, ...], ours: tuple[int, ...]) -> Tensor:
     name = path[-1]
+    if name == "shared_router":
+        return Tensor(path, (1, *ours), ours, False)
     if len(ours) == 1 or name == "embed":
         return Tensor(path, ours, ours, False)
     if name.endswith("_bias"):

@@ -1,20 +1,22 @@
-"""One layer of the decoder: attention and a gated feed-forward, each behind a norm. And the same with paired products.
+"""One layer of the decoder: attention and a gated feed-forward, or experts, each behind a norm. And the same with paired products.
 
 Norms, rotation and scores are computed in float32 or wider.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from jaxrl_post.models import experts as mixture
 from jaxrl_post.models.layer_loop import PROJECTED, STREAM, named
-from jaxrl_post.models.model_config import ACTIVATIONS, ModelConfig
+from jaxrl_post.models.model_config import Experts, ModelConfig
 
 # Axes that each matrix contracts, and axes that it makes, as letters.
 PRODUCTS = {
@@ -25,6 +27,15 @@ PRODUCTS = {
     "gate": ("d", "f"),
     "up": ("d", "f"),
     "down": ("f", "d"),
+}
+FEED_FORWARD = ("gate", "up", "down")
+EXPERT_AXES = {
+    "gate": ("expert", "embed", "ffw"),
+    "up": ("expert", "embed", "ffw"),
+    "down": ("expert", "ffw", "embed"),
+    "gate_bias": ("expert", "ffw"),
+    "up_bias": ("expert", "ffw"),
+    "down_bias": ("expert", "embed"),
 }
 
 
@@ -60,7 +71,10 @@ class Layer(nnx.Module):
     The input of each is normed. Where the config says so, the output is normed too.
     """
 
-    pairs: ClassVar[Mapping[str, tuple[str, str]]] = {}  # weights that are one here, and two in the tree of params
+    @property
+    def pairs(self) -> Mapping[str, tuple[str, str]]:
+        """Returns the weights that are one here, and two in the tree of params."""
+        return {}
 
     def __init__(self, config: ModelConfig, index: int):
         c = config
@@ -82,9 +96,34 @@ class Layer(nnx.Module):
             self.attn_post_norm = param((c.embed,), (None,), mean=one)
             self.ffw_post_norm = param((c.embed,), (None,), mean=one)
         self.ffw_norm = param((c.embed,), (None,), mean=one)
-        self.down = param((c.ffw, c.embed), ("ffw", "embed"), std=out * c.ffw**-0.5)
+        if self.experts is None:
+            self.down = param((c.ffw, c.embed), ("ffw", "embed"), std=out * c.ffw**-0.5)
+        else:
+            self._add_experts(self.experts, c.embed, into, out)
         for name in c.lora.targets if c.lora else ():
-            self._add_low_rank(name, c.lora.rank)
+            if self.experts is None or name not in FEED_FORWARD:
+                self._add_low_rank(name, c.lora.rank)
+
+    @property
+    def experts(self) -> Experts | None:
+        """Returns the experts that stand in the place of the feed-forward, if any."""
+        return self.config.experts_of(self.index)
+
+    def _add_experts(self, e: Experts, embed: int, into: float, out: float) -> None:
+        """Makes router and experts, and the shared expert with its gate where there is one."""
+        self.router = param((embed, e.count), ("embed", None), std=into)
+        sides = {"gate": (embed, e.ffw, into), "up": (embed, e.ffw, into), "down": (e.ffw, embed, out * e.ffw**-0.5)}
+        for name, (inputs, outputs, std) in sides.items():
+            setattr(self, f"experts_{name}", param((e.count, inputs, outputs), EXPERT_AXES[name], std=std))
+            if e.biased:
+                setattr(self, f"experts_{name}_bias", param((e.count, outputs), EXPERT_AXES[f"{name}_bias"]))
+        if e.biased:
+            self.router_bias = param((e.count,), (None,))
+        if e.shared_ffw:
+            self.shared_gate = param((embed, e.shared_ffw), ("embed", "ffw"), std=into)
+            self.shared_up = param((embed, e.shared_ffw), ("embed", "ffw"), std=into)
+            self.shared_down = param((e.shared_ffw, embed), ("ffw", "embed"), std=out * e.shared_ffw**-0.5)
+            self.shared_router = param((embed,), (None,), std=into)
 
     def _add_low_rank(self, name: str, rank: int) -> None:
         """Makes A [inputs, r] and B [r, outputs] of a matrix."""
@@ -98,10 +137,13 @@ class Layer(nnx.Module):
         self.q = param((c.embed, c.heads, c.head_dim), ("embed", "heads", "head_dim"), std=std)
         self.k = param((c.embed, c.kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), std=std)
         self.v = param((c.embed, c.kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), std=std)
-        self.gate = param((c.embed, c.ffw), ("embed", "ffw"), std=std)
-        self.up = param((c.embed, c.ffw), ("embed", "ffw"), std=std)
+        if self.experts is None:
+            self.gate = param((c.embed, c.ffw), ("embed", "ffw"), std=std)
+            self.up = param((c.embed, c.ffw), ("embed", "ffw"), std=std)
 
-    def __call__(self, h: Array, turn: tuple[Array, Array], attend: Callable, cache: Any) -> tuple[Array, Any]:
+    def __call__(
+        self, h: Array, turn: tuple[Array, Array], attend: Callable, routing: mixture.Routing, cache: Any
+    ) -> tuple[Array, Any]:
         """Returns the stream after this layer, and the cache. h is [..., D]. turn holds cosines and sines, [..., H/2] each."""
         c, dtype = self.config, h.dtype
         h = named(h, STREAM)
@@ -115,9 +157,10 @@ class Layer(nnx.Module):
             h = h + (norm(out, self.attn_post_norm[...], c) if c.post_norms else out)
         with jax.named_scope("ffw"):
             x = norm(h, self.ffw_norm[...], c)
-            gate, up = self._gate_up(x)
-            inner = ACTIVATIONS[c.activation](gate) * up
-            out = self._product("down", inner)
+            if self.experts is None:
+                out = self._product("down", mixture.inner(*self._gate_up(x), None, c.activation))
+            else:
+                out, cache = self._mixed(x, self.experts, routing, cache)
             h = h + (norm(out, self.ffw_post_norm[...], c) if c.post_norms else out)
         return h, cache
 
@@ -135,6 +178,35 @@ class Layer(nnx.Module):
     def _heads(self, x: Array) -> tuple[Array, Array, Array]:
         """Returns queries [..., N, H], keys and values [..., K, H], of the normed stream x [..., D]."""
         return self._product("q", x), self._product("k", x), self._product("v", x)
+
+    def _mixed(self, x: Array, e: Experts, routing: mixture.Routing, cache: Any) -> tuple[Array, Any]:
+        """Returns the sum of each row's experts, and the cache. Scores and gates are float32 or wider."""
+        with jax.named_scope("router"):
+            wide, router = jnp.promote_types(x.dtype, jnp.float32), self.router[...].astype(x.dtype)
+            how = dict(precision=jax.lax.Precision.HIGHEST, preferred_element_type=wide)
+            scores = jnp.einsum("...d,de->...e", x, router, **how)
+            scores = scores + self.router_bias[...].astype(wide) if e.biased else scores
+            ids, cache = routing.choose(self.index, scores, e.per_token, cache)
+            gates = mixture.gates(scores, ids, e)
+        names = [name for name in EXPERT_AXES if e.biased or not name.endswith("_bias")]
+        matrices = {name: getattr(self, f"experts_{name}")[...] for name in names}
+        last = matrices.pop("down_bias", None)
+        with jax.named_scope("experts"):
+            run = functools.partial(mixture.mixed, experts=e, activation=self.config.activation)
+            run = routing.spread(run, {name: EXPERT_AXES[name] for name in matrices})
+            out = run(x, ids, gates, matrices)
+            if last is not None:  # once, and not in each part of a matrix that is split
+                out = out + jnp.einsum("...k,...kd->...d", gates, last.astype(wide)[ids])
+        if e.shared_ffw:
+            with jax.named_scope("shared_expert"):
+                products = (
+                    jnp.einsum("...d,df->...f", x, w[...].astype(x.dtype)) for w in (self.shared_gate, self.shared_up)
+                )
+                shared = mixture.inner(*products, None, self.config.activation)
+                shared = jnp.einsum("...f,fd->...d", shared, self.shared_down[...].astype(x.dtype))
+                open_ = jnp.einsum("...d,d->...", x, self.shared_router[...].astype(x.dtype), **how)
+                out = out + jax.nn.sigmoid(open_)[..., None] * shared.astype(wide)
+        return named(out.astype(x.dtype), PROJECTED), cache
 
     def _gate_up(self, x: Array) -> tuple[Array, Array]:
         """Returns both products of the gated feed-forward, [..., F] each."""
@@ -165,12 +237,17 @@ class PairedLayer(Layer):
     TPU's compiler searches tiles.
     """
 
-    pairs: ClassVar = {"k_v": ("k", "v"), "gate_up": ("gate", "up")}
+    @property
+    def pairs(self) -> Mapping[str, tuple[str, str]]:
+        """Returns the pair of keys and values, and that of gate and up where the layer has one feed-forward."""
+        feed_forward = {"gate_up": ("gate", "up")} if self.experts is None else {}
+        return {"k_v": ("k", "v"), **feed_forward}
 
     def _project(self, c: ModelConfig, std: float) -> None:
         self.q = param((c.embed, c.heads, c.head_dim), ("embed", "heads", "head_dim"), std=std)
         self.k_v = param((2, c.embed, c.kv_heads, c.head_dim), (None, "embed", "kv_heads", "head_dim"), std=std)
-        self.gate_up = param((2, c.embed, c.ffw), (None, "embed", "ffw"), std=std)
+        if self.experts is None:
+            self.gate_up = param((2, c.embed, c.ffw), (None, "embed", "ffw"), std=std)
 
     def _heads(self, x: Array) -> tuple[Array, Array, Array]:
         q = self._product("q", x)

@@ -9,6 +9,7 @@ Invariant: both forms compute the same, and so does every policy. They differ in
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,32 +73,51 @@ def named(x: Array, name: str) -> Array:
 
 
 def run(
-    layers: Layers, h: Array, turns: Turns, windows: Windows, attend: Callable, cache: Any, how: LayerLoop
+    layers: Layers,
+    h: Array,
+    turns: Turns,
+    windows: Windows,
+    attend: Callable,
+    cache: Any,
+    how: LayerLoop,
+    routing: Any = None,
 ) -> tuple[Array, Any]:
     """Returns the stream [..., D] after all layers, and the cache.
 
     Args:
-      layers: each called as layer(h, turn, attend, cache) -> (h, cache), all with the same names and shapes of weights.
-        Paired, `layer.paired()` runs in their place. Its `pairs` says which weights become one.
+      layers: each called as layer(h, turn, attend, routing, cache) -> (h, cache). Paired, `layer.paired()` runs in their
+        place. Its `pairs` says which weights become one.
       turns: of each layer. Layers with equal rotation share the same tuple.
       windows: of each layer, as `attend` wants them.
       attend: must be pure. It may change nothing but the cache.
+      routing: of the experts (models/experts.py), with `choose` pure like `attend`.
     """
     if how.scan:
-        return _scanned(layers, h, turns, windows, attend, cache, how)
+        # A scan has one body. So layers that follow one another with the same names and shapes are scanned together.
+        for _, some in itertools.groupby(range(len(layers)), lambda index: _shapes(layers[index])):
+            part = slice((some := list(some))[0], some[-1] + 1)
+            given = (layers[part], h, turns[part], windows[part], attend, cache, how, routing)
+            h, cache = _scanned(*given, part.start)
+        return h, cache
     for index, layer in enumerate(layers):
         with jax.named_scope(f"layer_{index}"):
             graph, state = nnx.split(layer)
             if how.policy is None:
-                h, cache = layer(h, turns[index], attend, cache)
+                h, cache = layer(h, turns[index], attend, routing, cache)
                 continue
-            once = functools.partial(_called, graph, attend)
+            once = functools.partial(_called, graph, attend, routing)
             h, cache = _again(once, how, in_loop=False)(nnx.to_pure_dict(state), h, turns[index], cache)
     return h, cache
 
 
-def _called(graph: Any, attend: Callable, weights: dict, h: Array, turn: Turn, cache: Any) -> tuple[Array, Any]:
-    return nnx.merge(graph, weights)(h, turn, attend, cache)
+def _shapes(layer: nnx.Module) -> tuple:
+    return tuple((path, leaf.get_value().shape) for path, leaf in nnx.to_flat_state(nnx.split(layer)[1]))
+
+
+def _called(
+    graph: Any, attend: Callable, routing: Any, weights: dict, h: Array, turn: Turn, cache: Any
+) -> tuple[Array, Any]:
+    return nnx.merge(graph, weights)(h, turn, attend, routing, cache)
 
 
 def _again(run: Callable, how: LayerLoop, *, in_loop: bool) -> Callable:
@@ -108,8 +128,17 @@ def _again(run: Callable, how: LayerLoop, *, in_loop: bool) -> Callable:
 
 
 def _scanned(
-    layers: Layers, h: Array, turns: Turns, windows: Windows, attend: Callable, cache: Any, how: LayerLoop
+    layers: Layers,
+    h: Array,
+    turns: Turns,
+    windows: Windows,
+    attend: Callable,
+    cache: Any,
+    how: LayerLoop,
+    routing: Any,
+    start: int,
 ) -> tuple[Array, Any]:
+    """Returns what `run` does, of layers with the same names and shapes of weights. start: the number of the first."""
     first = layers[0].paired() if how.paired else layers[0]
     graph, _ = nnx.split(first)
     own = [nnx.to_pure_dict(nnx.split(layer)[1]) for layer in layers]
@@ -128,14 +157,15 @@ def _scanned(
             ways = [functools.partial(attend, index, window=choice, **more) for choice in choices]
             return jax.lax.switch(seeing, ways, q, k, v, cache) if len(ways) > 1 else ways[0](q, k, v, cache)
 
-        return _called(graph, attend_here, weights, h, _chosen(tables, turning), cache)
+        here = routing and routing._replace(choose=lambda _, *given: routing.choose(index, *given))
+        return _called(graph, attend_here, here, weights, h, _chosen(tables, turning), cache)
 
     run_one = _again(one, how, in_loop=True)
 
     def step(carry, layer):
         return run_one(*layer, *carry), None
 
-    numbers = jnp.arange(len(layers), dtype=jnp.int32)
+    numbers = jnp.arange(start, start + len(layers), dtype=jnp.int32)
     with jax.named_scope("layers"):
         (h, cache), _ = jax.lax.scan(step, (h, cache), (weights, numbers, jnp.asarray(turning), jnp.asarray(seeing)))
     return h, cache

@@ -52,6 +52,30 @@ class Lora(NamedTuple):
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
 
+class Experts(NamedTuple):
+    """Several gated feed-forwards in the place of one, of which each token uses the few that its router scores highest.
+
+    - count: of experts. per_token: of those that a token uses
+    - ffw: hidden width of an expert
+    - renormalised: the gates of a token are the softmax over its chosen scores. Else they are the chosen entries of the
+      softmax over all (Switch, arXiv 2101.03961 eq. 2).
+    - shared_ffw: hidden width of an expert that every token uses, times a sigmoid of its own (Qwen2-MoE); 0: none
+    - dense_layers: the layers that have one feed-forward, of width ModelConfig.ffw, and no router
+    - biased: router and matrices of the experts have biases (gpt-oss, arXiv 2508.10925)
+    - limit: gate and up are clipped to it, and the inner product is (up + 1) * gate * sigmoid(1.702 gate) (gpt-oss);
+      None: it is activation(gate) * up
+    """
+
+    count: int
+    per_token: int
+    ffw: int
+    renormalised: bool = True
+    shared_ffw: int = 0
+    dense_layers: tuple[int, ...] = ()
+    biased: bool = False
+    limit: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Shape and variant of a decoder.
@@ -65,6 +89,7 @@ class ModelConfig:
     - norm_offset: 1.0 makes norms multiply by 1 + weight (Gemma).
     - post_norms: the outputs of attention and feed-forward are normed before they are added to the stream (Gemma).
     - embed_scale: factor of the embedded tokens, rounded to the dtype of the computation (Gemma).
+    - experts: None, or what stands in the place of the feed-forward (mixture of experts).
     - lora: None, or additions with weights of their own, which the learner trains in place of all others
     - scalar: the head is one number for each token, not the scores of all tokens: a reward model
     - family: the family that it was read as (models/families.py), used when it is written. It changes no computation.
@@ -94,6 +119,7 @@ class ModelConfig:
     qk_norm: bool = False
     qkv_bias: bool = False
     query_scale: float | None = None
+    experts: Experts | None = None
     lora: Lora | None = None
     scalar: bool = False
     family: str = field(default="", compare=False)
@@ -122,10 +148,34 @@ class ModelConfig:
         if self.rope_scaling is not None and self.rope_scaling.kind not in ("linear", "llama3"):
             raise ValueError(f"model: rope_scaling.kind={self.rope_scaling.kind!r} is not one of linear, llama3")
 
+        if self.experts is not None:
+            _check_experts(self.experts, self.layers)
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """Returns the experts of a layer, or None where it has one feed-forward."""
+        return None if self.experts is None or layer in self.experts.dense_layers else self.experts
+
     @property
     def scale(self) -> float:
         """Returns the factor of q.k."""
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
+
+
+def _check_experts(experts: Experts, layers: int) -> None:
+    if experts.count < 2 or experts.ffw < 1 or experts.shared_ffw < 0:
+        raise ValueError(
+            f"model: experts need a count of at least 2, a width of at least 1 and a shared width of at least 0, got "
+            f"{experts.count}, {experts.ffw} and {experts.shared_ffw}"
+        )
+    if not 1 <= experts.per_token <= experts.count:
+        raise ValueError(
+            f"model: experts.per_token={experts.per_token} must be from 1 to experts.count={experts.count}; the nearest "
+            f"valid value is {min(max(experts.per_token, 1), experts.count)}"
+        )
+    if any(not 0 <= layer < layers for layer in experts.dense_layers) or len(set(experts.dense_layers)) == layers:
+        raise ValueError(
+            f"model: experts.dense_layers={experts.dense_layers} must name layers from 0 to {layers - 1}, and not all"
+        )
 
 
 def frequencies(config: ModelConfig, layer: int) -> np.ndarray:

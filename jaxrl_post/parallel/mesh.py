@@ -29,7 +29,7 @@ VOCAB_SHARDS = (TENSOR, FSDP)  # the learner's head is split over both
 LEARNER_RULES = {"embed": FSDP, "heads": TENSOR, "kv_heads": TENSOR, "ffw": TENSOR, "vocab": TENSOR}
 ENGINE_RULES = {"heads": TENSOR, "kv_heads": TENSOR, "ffw": TENSOR, "vocab": TENSOR}
 RULES = {"learner": LEARNER_RULES, "engine": ENGINE_RULES}
-LOGICAL_AXES = ("vocab", "embed", "heads", "kv_heads", "head_dim", "ffw", "layers", None)
+LOGICAL_AXES = ("vocab", "embed", "heads", "kv_heads", "head_dim", "ffw", "expert", "layers", None)
 
 
 def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
@@ -330,6 +330,43 @@ def by_heads(mesh: Mesh, attend: Callable) -> Callable:
     """
     heads, pages = PartitionSpec(None, TENSOR), PartitionSpec(None, None, TENSOR)
     return jax.shard_map(attend, mesh=mesh, in_specs=(heads, pages, PartitionSpec()), out_specs=heads, check_vma=False)
+
+
+def by_experts(mesh: Mesh, run: Callable, axes: Mapping[str, tuple], rows: tuple[str, ...] = ()) -> Callable:
+    """Returns `run` such that every device runs it on its own rows and its own part of the experts' matrices.
+
+    `run(x [M, D], experts [M, k], gates [M, k], matrices) -> [M, D]`. A sort by expert of all rows would move each row to
+    every device. Parts of a sum over a split axis of the matrices are added here.
+
+    Args:
+      axes: logical names of each matrix. "ffw" is split over tensor.
+      rows: mesh axes that split the rows. None of them: all devices have the same rows, and the function may be mapped over
+        replicas by vmap(..., spmd_axis_name=REPLICAS).
+    """
+    mine = PartitionSpec(rows or None)
+    matrices = {
+        name: PartitionSpec(*(TENSOR if one == "ffw" else None for one in names)) for name, names in axes.items()
+    }
+    alone = run if rows else _one_by_one(run)
+
+    def part(*given: Any) -> jax.Array:
+        return jax.lax.psum(alone(*given), TENSOR)
+
+    return jax.shard_map(part, mesh=mesh, in_specs=(mine, mine, mine, matrices), out_specs=mine, check_vma=False)
+
+
+def _one_by_one(run: Callable) -> Callable:
+    """Returns `run` such that vmap calls it once for each element: a grouped product has no batch axis."""
+    alone = jax.custom_batching.custom_vmap(run)
+
+    @alone.def_vmap
+    def mapped(size: int, batched: Sequence[Any], *given: Any) -> tuple[jax.Array, bool]:
+        def at(index: int) -> Any:
+            return jax.tree.map(lambda x, there: x[index] if there else x, given, tuple(batched))
+
+        return jnp.stack([alone(*at(index)) for index in range(size)]), True
+
+    return alone
 
 
 def by_vocab(mesh: Mesh, draw: Callable) -> Callable:

@@ -182,6 +182,6 @@ def adding(
 
 def homes(shardings: Any, recipe: programs.Recipe) -> Any:
     """Returns the shardings of Sums.grads, from those of the trained weights."""
-    if not recipe.loop.scan:
+    if not recipe.stacks:
         return shardings
     return shardings | {"layers": jax.tree.map(meshes.stacked, shardings["layers"]["0"])}

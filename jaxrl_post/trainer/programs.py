@@ -9,6 +9,7 @@ Invariant: `Sums` holds plain sums over micro-batches and devices (the compiler 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +24,7 @@ from jaxrl_post.algorithms.correction import off_policy
 from jaxrl_post.algorithms.kl_estimators import KL_ESTIMATORS
 from jaxrl_post.algorithms.logprobs import log_ratio
 from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
-from jaxrl_post.models import decoder, layer_loop, lora
+from jaxrl_post.models import decoder, experts, layer_loop, lora
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer import attention, embedding, split_head
 from jaxrl_post.trainer.optimizer import Optimizer
@@ -56,6 +57,11 @@ class Recipe:
     embed: Callable | None = None
     attention: Callable | None = None
     teacher: Recipe | None = None
+
+    @property
+    def stacks(self) -> bool:
+        """Returns whether sums of gradients hold the layers as one: they are scanned, and alike."""
+        return self.loop.scan and not (self.model.experts and self.model.experts.dense_layers)
 
 
 def recipe(
@@ -152,6 +158,9 @@ def hidden(params: Any, model: decoder.ModelConfig, batch: Batch, recipe: Recipe
         dtype=recipe.dtype,
         loop=recipe.loop,
         rows=recipe.embed,
+        routing=experts.Routing(
+            experts.highest, functools.partial(meshes.by_experts, recipe.mesh, rows=meshes.REPLICAS)
+        ),
     )
     return jax.lax.with_sharding_constraint(h.reshape(B, T, -1), meshes.batch_sharding(recipe.mesh))
 
@@ -336,7 +345,7 @@ def _slope(policy: Any, batch: Batch, recipe: Recipe, at_start: Any, *teacher: A
 
 def in_sums(grads: Any, recipe: Recipe) -> Any:
     """Returns a gradient by trained weights in the form of Sums.grads."""
-    return grads | {"layers": layer_loop.stacked(grads["layers"])} if recipe.loop.scan else grads
+    return grads | {"layers": layer_loop.stacked(grads["layers"])} if recipe.stacks else grads
 
 
 def measure(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any) -> tuple[Sums, Float[Array, "B T"]]:
@@ -362,7 +371,7 @@ def by_layer(grads: Any, recipe: Recipe) -> Any:
     A barrier keeps each layer's slices apart from what uses them. Else XLA fuses several layers into one kernel. A
     TPU's compiler then needs more than twice the seconds for the optimizer step.
     """
-    if not recipe.loop.scan:
+    if not recipe.stacks:
         return grads
     layers = layer_loop.unstacked(grads["layers"])
     return grads | {"layers": {name: jax.lax.optimization_barrier(layer) for name, layer in layers.items()}}

@@ -1,0 +1,116 @@
+"""Experts in the files of Hugging Face: the keys of config.json that describe them, and the names of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_post.models import config_keys as keys
+from jaxrl_post.models.model_config import Experts, ModelConfig
+from jaxrl_post.ring.json_text import shown
+
+MOST = 1 << 16  # experts of a layer
+_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": None, "num_experts_per_tok": 4, "norm_topk_prob": False}
+# What an absent key means, by model_type. The families of these kinds have experts, and no other has.
+ABSENT: dict[str, dict[str, Any]] = {
+    "qwen2_moe": _SPARSE | {"num_experts": 60, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
+    "qwen3_moe": _SPARSE | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    "mixtral": {"num_experts": 8, "num_experts_per_tok": 2},
+}
+
+
+def read(file: Path, kind: str, given: Mapping, layers: int) -> Experts | None:
+    """Returns the experts that a config.json describes, or None for a family without. An absent key means as in transformers.
+
+    Raises:
+      ValueError: a value is out of its bounds. Or every layer has one feed-forward, so the model has no experts.
+    """
+    if kind not in ABSENT:
+        return None
+    given = ABSENT[kind] | given
+    count = keys.count(file, given, "num_local_experts" if "num_local_experts" in given else "num_experts", MOST)
+    used = keys.count(file, given, "num_experts_per_tok")
+    if used > count:
+        raise ValueError(
+            f"model {file}: num_experts_per_tok={used} is more than the {count} experts; the nearest valid value is {count}"
+        )
+    if kind == "mixtral":
+        return Experts(count, used, keys.count(file, given, "intermediate_size"))
+    dense = _dense(file, given, layers)
+    if len(dense) == layers:
+        raise ValueError(
+            f"model {file}: mlp_only_layers={shown(given['mlp_only_layers'])} and decoder_sparse_step="
+            f"{shown(given['decoder_sparse_step'])} leave none of {layers} layers with experts; a model without experts "
+            f"is a {kind.removesuffix('_moe')}"
+        )
+    shared = keys.count(file, given, "shared_expert_intermediate_size") if kind == "qwen2_moe" else 0
+    width, renormalised = keys.count(file, given, "moe_intermediate_size"), keys.flag(file, given, "norm_topk_prob")
+    return Experts(count, used, width, renormalised, shared, dense)
+
+
+def _dense(file: Path, given: Mapping, layers: int) -> tuple[int, ...]:
+    """Returns the layers with one feed-forward: those named, and all but every decoder_sparse_step-th."""
+    named, step = given["mlp_only_layers"] or [], keys.count(file, given, "decoder_sparse_step", keys.MOST_LAYERS)
+    if not isinstance(named, list) or not all(type(one) is int and 0 <= one < layers for one in named):
+        raise ValueError(
+            f"model {file}: mlp_only_layers={shown(named)} must be a list of layers from 0 to {layers - 1}, or absent"
+        )
+    return tuple(index for index in range(layers) if index in named or (index + 1) % step)
+
+
+def written(kind: str, experts: Experts | None) -> dict[str, Any]:
+    """Returns the keys of config.json that `read` reads for a family."""
+    if experts is None:
+        return {}
+    counts = {"num_experts_per_tok": experts.per_token}
+    if kind == "mixtral":
+        return counts | {"num_local_experts": experts.count, "intermediate_size": experts.ffw}
+    shared = {"shared_expert_intermediate_size": experts.shared_ffw} if kind == "qwen2_moe" else {}
+    return counts | {
+        "num_experts": experts.count,
+        "moe_intermediate_size": experts.ffw,
+        "norm_topk_prob": experts.renormalised,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": list(experts.dense_layers),
+        **shared,
+    }
+
+
+def differs(kind: str, config: ModelConfig) -> list[str]:
+    """Returns what of the experts a family cannot have."""
+    e = config.experts
+    if (e is None) is (kind in ABSENT):
+        return [f"experts={e}"]
+    if e is None:
+        return []
+    own = dict(biased=False, limit=None)
+    if kind == "mixtral":
+        own |= dict(renormalised=True, dense_layers=(), shared_ffw=0)
+    elif kind == "qwen3_moe":
+        own |= dict(shared_ffw=0)
+    out = [f"experts.{name}={getattr(e, name)}" for name, value in own.items() if getattr(e, name) != value]
+    return out + (["experts.shared_ffw=0"] if kind == "qwen2_moe" and not e.shared_ffw else [])
+
+
+class Place(NamedTuple):
+    """Where a tensor of a layer with experts lies in the leaves. `expert`: which of a stack of matrices it is, if any."""
+
+    name: str
+    expert: int | None = None
+
+
+def names(kind: str, e: Experts) -> Iterator[tuple[str, Place]]:
+    """Returns the names of a layer's tensors behind `model.layers.N.`, one for each matrix of each expert, and their places."""
+    block = "block_sparse_moe" if kind == "mixtral" else "mlp"
+    sides = (
+        dict(gate="w1", down="w2", up="w3") if kind == "mixtral" else {n: f"{n}_proj" for n in ("gate", "up", "down")}
+    )
+    yield f"{block}.gate.weight", Place("router")
+    for expert in range(e.count):
+        for name, theirs in sides.items():
+            yield f"{block}.experts.{expert}.{theirs}.weight", Place(f"experts_{name}", expert)
+    if e.shared_ffw:
+        for name, theirs in sides.items():
+            yield f"{block}.shared_expert.{theirs}.weight", Place(f"shared_{name}")
+        yield f"{block}.shared_expert_gate.weight", Place("shared_router")
