@@ -1,12 +1,13 @@
 """A cached numpy decoder of one text whose weights may change in the middle: the oracle of swaps that keep KV.
 
-Plain Llama only (rotation of halves, SiLU, tied or not). Keys and values stay as the weights of their time made them;
+Plain Llama, or with experts (rotation of halves, SiLU, tied or not). Keys and values stay as the weights of their time made them;
 what comes after uses the new weights over the old entries.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy_llama
 
 
 class Cached:
@@ -25,8 +26,8 @@ class Cached:
             w = {name: np.asarray(leaf, np.float64) for name, leaf in params["layers"][str(index)].items()}
             x = x + self._attend(index, w, self._norm(x, w["attn_norm"]), position)
             h = self._norm(x, w["ffw_norm"])
-            gate = h @ w["gate"]
-            x = x + (gate / (1 + np.exp(-gate)) * (h @ w["up"])) @ w["down"]
+            ffw = numpy_llama.experts if "router" in w else numpy_llama.feed_forward
+            x = x + ffw(w, c, h[None])[0]
         x = self._norm(x, np.asarray(params["final_norm"], np.float64))
         return x @ (np.asarray(params["embed"], np.float64).T if c.tied else np.asarray(params["head"], np.float64))
 

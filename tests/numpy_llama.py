@@ -20,7 +20,7 @@ def forward(params, config, tokens, *, positions=None, dtype=np.float32) -> np.n
         layer = {name: _cast(leaf, dtype) for name, leaf in params["layers"][str(index)].items()}
         new = _attention(layer, config, _norm(stream, layer["attn_norm"], config), positions, config.windows[index])
         stream = stream + (_norm(new, layer["attn_post_norm"], config) if config.post_norms else new)
-        ffw = _experts if "router" in layer else _feed_forward
+        ffw = experts if "router" in layer else feed_forward
         new = ffw(layer, config, _norm(stream, layer["ffw_norm"], config))
         stream = stream + (_norm(new, layer["ffw_post_norm"], config) if config.post_norms else new)
     stream = _norm(stream, _cast(params["final_norm"], dtype), config)
@@ -104,7 +104,7 @@ def _frequency(config, i: int, local: bool) -> float:
     return (1 - smooth) * plain / scaling.factor + smooth * plain
 
 
-def _experts(layer, config, x) -> np.ndarray:
+def experts(layer, config, x) -> np.ndarray:
     """One row and one expert at a time, as the papers write it."""
     e, out = config.experts, np.zeros_like(x)
     scores = x @ layer["router"] + layer.get("router_bias", 0)
@@ -125,11 +125,11 @@ def _experts(layer, config, x) -> np.ndarray:
     if e.shared_ffw:
         shared = {name: layer[f"shared_{name}"] for name in ("gate", "up", "down")}
         opened = 1 / (1 + np.exp(-(x @ layer["shared_router"])))
-        out += opened[:, None] * _feed_forward(shared, config, x)
+        out += opened[:, None] * feed_forward(shared, config, x)
     return out
 
 
-def _feed_forward(layer, config, x) -> np.ndarray:
+def feed_forward(layer, config, x) -> np.ndarray:
     return (_activated(x @ layer["gate"], config) * (x @ layer["up"])) @ layer["down"]
 
 
