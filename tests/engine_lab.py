@@ -26,7 +26,16 @@ EOS, RECORDED = 3, 16
 # The show moe-equality runs the suites once more, on a model whose layers have experts.
 EXPERTS = Experts(8, 2, 24, renormalised=False, shared_ffw=16) if "LAB_EXPERTS" in os.environ else None
 TINY = decoder.ModelConfig(
-    vocab_size=40, embed=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffw=64, max_length=256, tied=True, experts=EXPERTS
+    vocab_size=40,
+    embed=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    ffw=64,
+    max_length=256,
+    tied=True,
+    experts=EXPERTS,
 )
 BASE = dict(
     slots=16, max_length=96, page_size=16, pages=96, row_sizes=(64,), head_rows=64, steps_per_dispatch=8, refill_slots=2

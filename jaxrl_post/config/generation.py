@@ -171,6 +171,11 @@ class SamplingConfig:
         doc="Whether the engine records the ids that the cuts left of every token, at most `top_k`. Log-probs, KL and entropy of "
         "the learner are then of these ids alone (arXiv 2512.02556, section 3.1).",
     )
+    keep_routes: bool = any_of_type(
+        True,
+        used_when="engine.name=rows",
+        doc="Whether the engine of a model with experts records those of every sampled token, a byte each up to 255 experts.",
+    )
     max_tokens: int = positive(256, unit="tokens", doc="The longest rollout, its prompt not counted.")
     stop_ids: tuple[int, ...] = any_of_type(
         (), unit="ids", doc="Token ids that end a rollout, beside the end tokens of the tokenizer."

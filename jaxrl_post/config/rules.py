@@ -185,6 +185,20 @@ RUN = (
         nearest=lambda top_k: _MOST_KEPT,
     ),
     relation(
+        "sampling.keep_routes",
+        when="algorithm.router_replay=true",
+        need=lambda there: there,
+        says="{sampling.keep_routes} records no route, and algorithm.router_replay=True repeats recorded ones",
+        nearest=lambda there: True,
+    ),
+    relation(
+        "engine.name",
+        when="algorithm.router_replay=true",
+        need=lambda name: name == "rows",
+        says="{engine.name} records no route, and algorithm.router_replay=True repeats recorded ones",
+        nearest=lambda name: "rows",
+    ),
+    relation(
         "sampling.stop_strings",
         "environment.name",
         when="environment.name!=",

@@ -85,6 +85,20 @@ class TokenTerms:
         used_when="algorithm.adv_estimator!=ones|pairs because supervised losses have this term already",
         doc="Weight of the negative log-likelihood of rollouts with a positive reward (VAPO). 0: no such term; 0.1 is usual.",
     )
+    router_aux_loss_coef: float = number(
+        0.0,
+        doc="Weight of the load-balance loss of a model with experts (arXiv 2101.03961 eq. 4), of each sequence by itself as in "
+        "DeepSeek-V3 (arXiv 2412.19437 eq. 17). 0: off; 0.001 is usual.",
+    )
+    router_z_loss_coef: float = number(
+        0.0,
+        doc="Weight of the squared logsumexp of the routers' scores (arXiv 2202.08906 eq. 5). 0: off; 0.001 is usual.",
+    )
+    router_replay: bool = any_of_type(
+        False,
+        doc="Whether the learner uses the experts that the engine recorded for every sampled token, with gates from its own "
+        "scores (R3, arXiv 2510.11370). It needs `sampling.keep_routes`.",
+    )
     lam_value: float = number(
         -1.0,
         -1.0,

@@ -187,6 +187,11 @@ class AlgorithmConfig(TeacherTerms, TokenTerms):
         return self.adv_estimator == "optimal_token_baseline"
 
     @property
+    def routes_cost(self) -> bool:
+        """Whether the loss has a term about routers."""
+        return self.router_aux_loss_coef > 0 or self.router_z_loss_coef > 0
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """The leaves of a batch that mark tokens for a further term of the loss (trainer/packing.py)."""
         there = {"positives": self.positive_nll_coef > 0, "held": self.loss_mode == "kl_cov"}

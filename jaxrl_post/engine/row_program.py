@@ -32,7 +32,7 @@ from jaxrl_post.engine.host.wire import OFFERS, USES, DispatchResult, EngineSett
 from jaxrl_post.engine.row_state import Heads, RowProgram, Slots, State, Work
 from jaxrl_post.engine.speculation.interface import Context, Drafter, Drafts, Step
 from jaxrl_post.kernels import attention, sampling, thresholds, verify
-from jaxrl_post.models import decoder
+from jaxrl_post.models import decoder, experts
 from jaxrl_post.parallel import mesh as meshes
 
 
@@ -66,16 +66,24 @@ def _step(
     going = (packed[:, c.ACTIVE] > 0) & (slots.done == 0)
     drafts, tokens, work = _planned(program, tables, packed, state, slots, going)
     plan, position = work.plan, work.position
-    attend = _attending(attention.Rows(plan.slot, position, plan.real, packed[:, c.TABLE :]), program)
+    attend, routing = (
+        _attending(attention.Rows(plan.slot, position, plan.real, packed[:, c.TABLE :]), program),
+        program.routing,
+    )
     inputs = jnp.where(plan.real, tokens[plan.slot, position], 0)
-    how = dict(dtype=program.dtype, routing=program.routing)
-    h, cache = decoder.hidden(params, config, inputs, position, attend, state.cache, **how)
+    if sizes.route_words:
+        attend, routing = _recording(attend, routing)
+    start = (state.cache, ()) if sizes.route_words else state.cache
+    h, cache = decoder.hidden(params, config, inputs, position, attend, start, dtype=program.dtype, routing=routing)
 
     slot, after = plan.head_slot, position[plan.head_row] + 1
     candidate = jnp.where(after < work.candidate_end[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
     given = (candidate,) if sizes.scoring else ()
     (sampled, *law, _, likeliest), kept = _drawn(program, params, h[plan.head_row], packed[slot], after, *given)
     ended = _ends(sampled, packed[slot, c.FIRST_END : c.TABLE])
+    if sizes.route_words:
+        cache, routes = cache
+        kept = jnp.concatenate([kept, experts.packed(routes, config)[plan.head_row]], axis=-1)
     sampled, counts, match = _accept(plan, candidate, sampled, ended)
     tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
     argmax_tokens = state.argmax_tokens
@@ -147,6 +155,20 @@ def _attending(at: attention.Rows, program: RowProgram) -> Callable:
         return run(q, written, at), (*cache[:layer], written, *cache[layer + 1 :])
 
     return attend
+
+
+def _recording(attend: Callable, routing: experts.Routing) -> tuple[Callable, experts.Routing]:
+    """Returns both such that the second part of the cache collects the chosen experts of each layer, [R, k]."""
+
+    def attend_beside(layer, q, k, v, cache, **how):
+        out, pages = attend(layer, q, k, v, cache[0], **how)
+        return out, (pages, cache[1])
+
+    def choose(layer, scores, per_token, cache):
+        ids, _ = routing.choose(layer, scores, per_token, None)
+        return ids, (cache[0], (*cache[1], ids))
+
+    return attend_beside, routing._replace(choose=choose)
 
 
 def _drafted(
@@ -344,7 +366,7 @@ def _started(sizes: EngineSettings, packed: Array) -> Slots:
         empty,
         empty,
         jnp.zeros((*shape, sizes.emit), jnp.int32),
-        jnp.full((*shape, sizes.emit, sizes.kept_ids), -1, jnp.int32),
+        jnp.full((*shape, sizes.emit, sizes.record), -1, jnp.int32),
         jnp.zeros((shape[0], len(USES)), jnp.int32),
         jnp.zeros((shape[0], OFFERS), jnp.int32),
         jnp.zeros(shape[:1], jnp.int32),
@@ -368,7 +390,7 @@ def _reported(program: RowProgram, packed: Array, state: State, slots: Slots, nu
             as_int(slots.entropies),
             slots.stamps,
             texts[-1],
-            jnp.swapaxes(slots.kept, -1, -2).reshape(*slots.stamps.shape[:2], sizes.kept_ids * sizes.emit),
+            jnp.swapaxes(slots.kept, -1, -2).reshape(*slots.stamps.shape[:2], sizes.record * sizes.emit),
         ],
         axis=-1,
     )

@@ -37,7 +37,7 @@ class Slots(NamedTuple):
     logprobs: Array
     entropies: Array
     stamps: Array
-    kept: Array  # ids of each token's record, -1 behind the last one, [S, emit, kept_ids]
+    kept: Array  # ids of each token's record, -1 behind the last one, and words of its route, [S, emit, record]
     uses: Array  # [len(USES)]
     offers: Array  # [OFFERS]
     won: Array  # tokens that sequences took over from their clones

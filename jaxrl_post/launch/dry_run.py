@@ -25,7 +25,9 @@ def planned(config: configs.Config, start: inputs.Inputs) -> tuple[list[str], li
     Raises:
       ValueError: the run cannot fit the devices that are there.
     """
-    numbers = memory_plan.arithmetic(config, len(start.train), start.longest_prompt)
+    numbers = memory_plan.arithmetic(
+        config, len(start.train), start.longest_prompt, memory_plan.route_words(config, start.model)
+    )
     held = memory_plan.by_device(config, parts.memory(config, start))
     remarks = [*start.notes, *device_check.lines(config, start.model, held)]
     return remarks, [

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_post.models.model_config import ACTIVATIONS, Experts
+from jaxrl_post.models.model_config import ACTIVATIONS, Experts, ModelConfig
 
 ALPHA = 1.702  # of the sigmoid behind `Experts.limit`
 
@@ -42,6 +42,47 @@ def highest(
 
 
 ALONE = Routing(highest, lambda run, axes: run)
+
+
+# ---- routes: the experts of a token in every layer, as they are recorded
+
+
+def route_words(config: ModelConfig) -> int:
+    """Returns the int32 words of a token's route: one byte an expert up to 255 of them, else two. 0 without experts."""
+    return 0 if config.experts is None else -(-_chosen(config) * _size(config.experts) // 4)
+
+
+def _chosen(config: ModelConfig) -> int:
+    e = config.experts
+    return 0 if e is None else (config.layers - len(e.dense_layers)) * e.per_token
+
+
+def _size(experts: Experts) -> int:
+    """Returns the bytes of an expert. All bits of a word set mean that there is no route."""
+    return 1 if experts.count < 256 else 2
+
+
+def packed(routes: Sequence[Int[Array, "*rows k"]], config: ModelConfig) -> Int[Array, "*rows words"]:
+    """Returns the chosen experts of all layers, one after another, as words. The first expert has the lowest bits."""
+    assert config.experts is not None
+    size, words = _size(config.experts), route_words(config)
+    ids = jnp.concatenate(routes, axis=-1)
+    ids = jnp.pad(ids, [(0, 0)] * (ids.ndim - 1) + [(0, words * 4 // size - ids.shape[-1])])
+    parts = ids.reshape(*ids.shape[:-1], words, 4 // size).astype(jnp.uint32)
+    shifts = 8 * size * jnp.arange(4 // size, dtype=jnp.uint32)
+    return jax.lax.bitcast_convert_type(jnp.sum(parts << shifts, axis=-1, dtype=jnp.uint32), jnp.int32)
+
+
+def unpacked(words: Int[Array, "*rows words"], config: ModelConfig) -> Int[Array, "layers *rows k"]:
+    """Returns the experts of each layer that has some, or -1 for a token without a route."""
+    e = config.experts
+    assert e is not None
+    size = _size(e)
+    shifts = 8 * size * jnp.arange(4 // size, dtype=jnp.uint32)
+    parts = jax.lax.bitcast_convert_type(words, jnp.uint32)[..., None] >> shifts & ((1 << 8 * size) - 1)
+    ids = parts.reshape(*words.shape[:-1], -1)[..., : _chosen(config)].astype(jnp.int32)
+    ids = jnp.where(jnp.all(words == -1, axis=-1, keepdims=True), -1, ids)
+    return jnp.moveaxis(ids.reshape(*words.shape[:-1], -1, e.per_token), -2, 0)
 
 
 def gates(scores: Float[Array, "*rows E"], ids: Int[Array, "*rows k"], experts: Experts) -> Float[Array, "*rows k"]:

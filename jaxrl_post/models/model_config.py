@@ -156,6 +156,12 @@ class ModelConfig:
         return None if self.experts is None or layer in self.experts.dense_layers else self.experts
 
     @property
+    def widest(self) -> int:
+        """Returns the most inner values that a token has in a layer's feed-forward, over the layers."""
+        e = self.experts
+        return self.ffw if e is None else max(e.per_token * e.ffw + e.shared_ffw, self.ffw if e.dense_layers else 0)
+
+    @property
     def scale(self) -> float:
         """Returns the factor of q.k."""
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale

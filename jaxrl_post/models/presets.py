@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from jaxrl_post.models.model_config import ModelConfig, RopeScaling
+from jaxrl_post.models.model_config import Experts, ModelConfig, RopeScaling
 
 _SIZES = ("vocab_size", "embed", "layers", "heads", "kv_heads", "head_dim", "ffw", "max_length")
 _QWEN2 = dict(rope_theta=1000000.0, norm_eps=1e-6, qkv_bias=True)
@@ -24,6 +24,7 @@ def _llama3(*sizes: int, factor: float, **variant: Any) -> ModelConfig:
 PRESETS: dict[str, ModelConfig] = {
     # For tests: small, so that nothing takes long.
     "tiny": _shape(64, 32, 2, 4, 2, 8, 64, 256, tied=True),
+    "tiny_moe": _shape(64, 32, 2, 4, 2, 8, 64, 256, tied=True, qk_norm=True, experts=Experts(8, 2, 24)),
     # The demo's policy: a character vocabulary (the assembler replaces vocab_size by the tokenizer's).
     "demo": _shape(32, 64, 3, 4, 4, 16, 192, 128, tied=True),
     # Shape of karpathy/tinyllamas stories260K.
@@ -36,6 +37,7 @@ PRESETS: dict[str, ModelConfig] = {
     "qwen2_5_7b": _shape(152064, 3584, 28, 28, 4, 128, 18944, 32768, **_QWEN2),
     "qwen3_8b": _shape(151936, 4096, 36, 32, 8, 128, 12288, 40960, **_QWEN3),
     "qwen3_32b": _shape(151936, 5120, 64, 64, 8, 128, 25600, 40960, **_QWEN3),
+    "qwen3_30b_a3b": _shape(151936, 2048, 48, 32, 4, 128, 6144, 40960, experts=Experts(128, 8, 768), **_QWEN3),
 }
 
 

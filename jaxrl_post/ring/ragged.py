@@ -45,9 +45,15 @@ class Ragged:
         return cls(np.zeros(0, np.int32), np.zeros(tokens, np.int64))
 
     @classmethod
-    def of_rows(cls, rows: Int[np.ndarray, "T K"]) -> Ragged:
-        """Returns the ids of each row that are not negative, in their order."""
+    def of_rows(cls, rows: Int[np.ndarray, "T K"], words: int = 0) -> Ragged:
+        """Returns the ids of each row that are not negative, in their order.
+
+        Args:
+          words: the last columns, whose values may be negative. A row has all of them, or none where all are -1.
+        """
         there = rows >= 0
+        if words:
+            there[:, -words:] = (rows[:, -words:] != -1).any(axis=1, keepdims=True)
         return cls(rows[there], np.cumsum(there.sum(axis=-1)))
 
     @classmethod
@@ -84,6 +90,17 @@ class Ragged:
     def apart(self) -> Ragged:
         """Returns the same vectors in memory of their own, so that those around a slice may be freed."""
         return Ragged(self.ids.copy(), self.ends.copy())
+
+    def split(self, words: int) -> tuple[Ragged, Int[np.ndarray, "T words"]]:
+        """Returns each vector without its last `words` ids, and these as rows. A row of an empty vector is -1."""
+        counts = self.counts
+        there = np.repeat(counts[:, None] > 0, words, axis=1)
+        last = np.full((self.size, words), -1, np.int32)
+        tails = (self.ends[:, None] - words + np.arange(words))[counts > 0]
+        last[there] = self.ids[tails].reshape(-1)
+        first = np.ones(self.ids.size, bool)
+        first[tails.reshape(-1)] = False
+        return Ragged(self.ids[first], np.cumsum(np.maximum(counts - words, 0))), last
 
     def rows(self, width: int) -> Int[np.ndarray, "T width"]:
         """Returns the vectors as rows of `width` ids, -1 behind the last one.

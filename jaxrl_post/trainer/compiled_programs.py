@@ -6,6 +6,8 @@ Invariant: a program is compiled for one shape, and every micro-batch of a run h
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -29,7 +31,7 @@ COMPILER = {"tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}}
 class Shapes:
     """The shape of every micro-batch: rows, tokens, the floating dtype, and which optional leaves exist.
 
-    `kept_ids`: as in packing.pack."""
+    `kept_ids`, `route_words`: as in packing.pack."""
 
     rows: int
     tokens: int
@@ -37,6 +39,11 @@ class Shapes:
     leaves: tuple[str, ...]
     noise: bool
     kept_ids: int = 0
+    route_words: int = 0
+
+    @property
+    def records(self) -> dict[str, int]:
+        return dict(kept_ids=self.kept_ids, route_words=self.route_words)
 
     def batch(self, mesh: Mesh) -> packing.Batch:
         """Returns the shapes of a micro-batch for the gradient, placed on `mesh`."""
@@ -48,7 +55,7 @@ class Shapes:
 
     def _placed(self, mesh: Mesh, leaves: tuple[str, ...]) -> packing.Batch:
         rows = meshes.batch_sharding(mesh)
-        blank = packing.blank(self.rows, self.tokens, self.dtype, leaves, self.kept_ids)
+        blank = packing.blank(self.rows, self.tokens, self.dtype, leaves, **self.records)
         blank = embedding.silent(blank, self.dtype) if self.noise else blank
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), blank)
 
@@ -61,9 +68,10 @@ def shapes(
     old: bool,
     reference: bool,
     critic: bool,
-    kept_ids: int = 0,
+    records: Mapping[str, int] = MappingProxyType({}),
 ) -> Shapes:
-    """Returns the shape of a run's micro-batches. `old`, `reference`, `critic`: whether the run has them."""
+    """Returns the shape of a run's micro-batches. `old`, `reference`, `critic`: whether the run has them. `records`: its
+    kept_ids and route_words."""
     there = {
         "old_logprobs": old,
         "ref_logprobs": reference,
@@ -74,7 +82,7 @@ def shapes(
     }
     leaves = (*(name for name, is_there in there.items() if is_there), *algorithm.marks)
     noise = algorithm.neftune_alpha > 0
-    return Shapes(rows=batch.rows, tokens=batch.tokens, dtype=dtype, leaves=leaves, noise=noise, kept_ids=kept_ids)
+    return Shapes(rows=batch.rows, tokens=batch.tokens, dtype=dtype, leaves=leaves, noise=noise, **records)
 
 
 def learning(

@@ -53,7 +53,8 @@ class LearnerSettings:
     `written`: rollouts were written, and their log-probs are no engine's. `remat`, `remat_policy` and `scan_layers`: as
     config.PolicyConfig declares them. `compute_dtype`: of activations. Weights stay float32 or wider; gradient sums and
     moments, as `optimizer` says. `attention`: the devices' kernel for packed rows, or None for the jnp form
-    (trainer/attention.py). `kept_ids`: the most ids of a token's record (types.Rollout.kept); 0: rollouts have none.
+    (trainer/attention.py). `kept_ids`: the most ids of a token's record (types.Rollout.kept), `route_words`: the words of its
+    route; 0: rollouts have none.
     """
 
     algorithm: config.AlgorithmConfig
@@ -69,6 +70,7 @@ class LearnerSettings:
     compute_dtype: str = "float32"
     attention: Callable | None = None
     kept_ids: int = 0
+    route_words: int = 0
 
 
 class Learner:
@@ -137,9 +139,9 @@ class Learner:
             Gate(algorithm.min_ess, algorithm.max_rollout_kl),
         )
         there = dict(old=self._old.needed, reference=self._kl_in_loss, critic=self._critic.there)
-        there["kept_ids"] = settings.kept_ids
+        records = dict(kept_ids=settings.kept_ids, route_words=settings.route_words)
         dtype = np.dtype(jnp.promote_types(settings.compute_dtype, jnp.float32))
-        self._shapes = compiled_programs.shapes(algorithm, batch, dtype, **there)
+        self._shapes = compiled_programs.shapes(algorithm, batch, dtype, **there, records=records)
         self._noise = embedding.Noise(algorithm.neftune_alpha, model.embed, dtype)
         self._begin_run()
 
@@ -326,7 +328,7 @@ class Learner:
         if self._critic.there:
             return False
         a = self._algorithm
-        if a.loss_mode in ("sft", "gkd") or a.entropy_coef > 0 or a.old_kl_coef > 0 or a.marks:
+        if a.loss_mode in ("sft", "gkd") or a.entropy_coef > 0 or a.old_kl_coef > 0 or a.marks or a.routes_cost:
             return False
         return not (self._kl_in_loss and a.kl_loss_coef > 0)
 
@@ -422,7 +424,7 @@ class Learner:
     @property
     def _sizes(self) -> dict[str, Any]:
         shapes = self._shapes
-        return dict(rows=shapes.rows, tokens=shapes.tokens, dtype=shapes.dtype, kept_ids=shapes.kept_ids)
+        return dict(rows=shapes.rows, tokens=shapes.tokens, dtype=shapes.dtype) | shapes.records
 
     def _packed(self, groups: Sequence[Group]) -> tuple[list[packing.Batch], list[packing.RolloutSpan]]:
         rollouts = _rollouts(groups)

@@ -68,6 +68,7 @@ class Batch:
     positives: Any = None
     held: Any = None
     kept: Any = None
+    routes: Any = None
     noise_keys: Any = None
     noise_scales: Any = None
 
@@ -112,6 +113,7 @@ def pack(
     given: Mapping[str, Mapping[RolloutId, np.ndarray]] = MappingProxyType({}),
     dtype: Any = np.float32,
     kept_ids: int = 0,
+    route_words: int = 0,
 ) -> tuple[list[Batch], list[RolloutSpan]]:
     """Returns micro-batches of static shape [rows, tokens] that hold every rollout of `groups` once, whole.
 
@@ -122,6 +124,7 @@ def pack(
       given: values of a leaf by its name, per rollout float[T] over its tokens.
       dtype: of the floating leaves.
       kept_ids: the most ids that a token's record has. 0: there are no records, and no leaf `kept`.
+      route_words: the words of its route behind them. 0: there are no routes, and no leaf `routes`.
     Returns:
       the batches, and the place of each rollout, in the order of groups and rollouts. A rollout of weight 0 (for
       example an unscored one) is placed with its mask unset. It enters neither numerator nor count of any loss.
@@ -137,15 +140,18 @@ def pack(
             )
     lengths = check_lengths(groups, tokens)
     row, start, used = place(lengths, tokens)
-    arrays = _empty(-(-used // rows) * rows, tokens, dtype, {*leaves, *given}, kept_ids)
+    arrays = _empty(-(-used // rows) * rows, tokens, dtype, {*leaves, *given}, kept_ids, route_words)
     segments = np.zeros(arrays["tokens"].shape[0], np.int32)
     for n in np.lexsort((start, row)):  # along each row, so that segments are numbered from left to right
         rollout = rollouts[n]
         segments[row[n]] += 1
         _write(arrays, row[n], start[n], rollout, segments[row[n]])
         tail = slice(start[n] + rollout.prompt.tokens.size, start[n] + rollout.prompt.tokens.size + len(rollout))
-        if kept_ids:
-            arrays["kept"][row[n], tail] = rollout.records.rows(kept_ids)
+        if kept_ids or route_words:
+            kept, routes = rollout.records.split(route_words)
+            for name, values in (("kept", kept.rows(kept_ids)), ("routes", routes)):
+                if name in arrays:
+                    arrays[name][row[n], tail] = values
         for name, values in given.items():
             arrays[name][row[n], tail] = np.where(rollout.sampled, values[rollout.id], 0.0)
         if credits is not None and credits[rollout.id].weight > 0:
@@ -179,9 +185,11 @@ def check_lengths(groups: Sequence[Group], tokens: int) -> Int[np.ndarray, " n"]
     return lengths
 
 
-def blank(rows: int, tokens: int, dtype: Any, leaves: Collection[str] = (), kept_ids: int = 0) -> Batch:
+def blank(
+    rows: int, tokens: int, dtype: Any, leaves: Collection[str] = (), kept_ids: int = 0, route_words: int = 0
+) -> Batch:
     """Returns a batch of padding with the leaves that `pack` would make: the shape to compile for."""
-    return Batch(**_empty(rows, tokens, dtype, leaves, kept_ids))
+    return Batch(**_empty(rows, tokens, dtype, leaves, kept_ids, route_words))
 
 
 def per_rollout(arrays: Sequence[np.ndarray], places: Sequence[RolloutSpan]) -> dict[RolloutId, np.ndarray]:
@@ -189,10 +197,13 @@ def per_rollout(arrays: Sequence[np.ndarray], places: Sequence[RolloutSpan]) -> 
     return {p.rollout_id: np.array(arrays[p.batch][p.row, p.start : p.start + p.length]) for p in places}
 
 
-def _empty(rows: int, tokens: int, dtype: Any, leaves: Collection[str], kept_ids: int) -> dict[str, np.ndarray]:
+def _empty(
+    rows: int, tokens: int, dtype: Any, leaves: Collection[str], kept_ids: int, route_words: int
+) -> dict[str, np.ndarray]:
     kinds = dict.fromkeys(("tokens", "positions", "segment_ids", "loss_counts"), np.int32) | {"loss_mask": bool}
     kinds |= dict.fromkeys(("loss_weights", "advantages", "rollout_logprobs", *leaves), dtype)
-    records = {"kept": np.full((rows, tokens, kept_ids), -1, np.int32)} if kept_ids else {}
+    widths = {"kept": kept_ids, "routes": route_words}
+    records = {name: np.full((rows, tokens, width), -1, np.int32) for name, width in widths.items() if width}
     return {name: np.zeros((rows, tokens), kind) for name, kind in kinds.items()} | records
 
 

@@ -9,7 +9,6 @@ Invariant: `Sums` holds plain sums over micro-batches and devices (the compiler 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,9 +25,10 @@ from jaxrl_post.algorithms.logprobs import log_ratio
 from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
 from jaxrl_post.models import decoder, experts, layer_loop, lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.trainer import attention, embedding, split_head
+from jaxrl_post.trainer import attention, embedding, routing, split_head
 from jaxrl_post.trainer.optimizer import Optimizer
 from jaxrl_post.trainer.packing import Batch
+from jaxrl_post.trainer.routing import Routed
 from jaxrl_post.trainer.state import TrainState
 
 
@@ -128,18 +128,40 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
 
     Of a reward model it returns the reward of the segment up to and with every token, and zeros.
     """
+    return _scores(policy, batch, recipe)[:2]
+
+
+def _scores(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Any, Any, Routed | None]:
+    """Returns what `score` does, and what the layers with experts found, shaped and shifted like it."""
     policy = lora.whole(policy)
-    h = hidden(policy, recipe.model, batch, recipe)
+    h, routed = routed_hidden(policy, recipe.model, batch, recipe)
     if recipe.model.scalar:
         found = decoder.rewards(policy, h)
-        return found, jnp.zeros_like(found)
+        return found, jnp.zeros_like(found), routed
     with jax.named_scope("logprobs"):
-        results = logprobs_and_entropy(policy, h, jnp.roll(batch.tokens, -1, axis=1), recipe, _following_kept(batch))
-        return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in results)
+        results = logprobs_and_entropy(policy, h, jnp.roll(batch.tokens, -1, axis=1), recipe, _following(batch.kept))
+        return *jax.tree.map(_at_next, results), jax.tree.map(_at_next, routed)
+
+
+def _at_next(x: Array) -> Array:
+    """Returns values of tokens [B, T] at the tokens that follow them."""
+    return jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
 
 
 def hidden(params: Any, model: decoder.ModelConfig, batch: Batch, recipe: Recipe) -> Float[Array, "B T D"]:
+    return routed_hidden(params, model, batch, recipe)[0]
+
+
+def routed_hidden(
+    params: Any, model: decoder.ModelConfig, batch: Batch, recipe: Recipe
+) -> tuple[Float[Array, "B T D"], Routed | None]:
+    """Returns the last layer's normed output, and what the layers with experts found at each token, [B, T]."""
     B, T = batch.tokens.shape
+    ways, start = experts.ALONE, None
+    if model.experts is not None:
+        recorded = _following(batch.routes) if model == recipe.model else None
+        ways = routing.of_batch(model, recipe.mesh, batch.segment_ids, recorded, recipe.algorithm.router_replay)
+        start = Routed.zeros(B * T, jnp.promote_types(recipe.dtype, jnp.float32))
     attend = attention.packed(batch.segment_ids, meshes.heads_sharding(recipe.mesh), recipe.attention)
     noise = None
     if batch.noise_scales is not None:
@@ -147,22 +169,21 @@ def hidden(params: Any, model: decoder.ModelConfig, batch: Batch, recipe: Recipe
         noise = made.reshape(B * T, model.embed)
     # Tokens are flattened to one axis. With [B, T] the weight gradients contract two axes, and XLA:CPU then transposes
     # a copy of every activation.
-    h, _ = decoder.hidden(
+    h, routed = decoder.hidden(
         params,
         model,
         batch.tokens.reshape(B * T),
         batch.positions.reshape(B * T),
         attend,
-        None,
+        start,
         noise=noise,
         dtype=recipe.dtype,
         loop=recipe.loop,
         rows=recipe.embed,
-        routing=experts.Routing(
-            experts.highest, functools.partial(meshes.by_experts, recipe.mesh, rows=meshes.REPLICAS)
-        ),
+        routing=ways,
     )
-    return jax.lax.with_sharding_constraint(h.reshape(B, T, -1), meshes.batch_sharding(recipe.mesh))
+    h = jax.lax.with_sharding_constraint(h.reshape(B, T, -1), meshes.batch_sharding(recipe.mesh))
+    return h, jax.tree.map(lambda x: x.reshape(B, T), routed)
 
 
 def logprobs_and_entropy(
@@ -174,9 +195,9 @@ def logprobs_and_entropy(
     return logprobs.chosen(_head(policy, recipe.model), h, following, **how)
 
 
-def _following_kept(batch: Batch) -> jax.Array | None:
-    """Returns, at each token, the ids that the next one was drawn from, if the run has records."""
-    return None if batch.kept is None else jnp.roll(batch.kept, -1, axis=1)
+def _following(records: jax.Array | None) -> jax.Array | None:
+    """Returns, at each token, the record of the next one, if the run has such records."""
+    return None if records is None else jnp.roll(records, -1, axis=1)
 
 
 def _head(params: Any, model: decoder.ModelConfig) -> Callable:
@@ -196,10 +217,10 @@ def score_norms(policy: Any, batch: Batch, recipe: Recipe) -> Float[Array, "B T"
     """
     policy = lora.whole(policy)
     h = hidden(policy, recipe.model, batch, recipe)
-    how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk, kept=_following_kept(batch))
+    how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk, kept=_following(batch.kept))
     how["statistics"] = logprobs.score_norms
     (norms,) = logprobs.chosen(_head(policy, recipe.model), h, jnp.roll(batch.tokens, -1, axis=1), **how)
-    return jnp.pad(norms[:, :-1], ((0, 0), (1, 0)))
+    return _at_next(norms)
 
 
 def compared(policy: Any, teacher: Any, batch: Batch, recipe: Recipe) -> divergence.TokenDivergence:
@@ -218,15 +239,16 @@ def compared(policy: Any, teacher: Any, batch: Batch, recipe: Recipe) -> diverge
             used=recipe.model.used_vocab or recipe.model.vocab_size,
             chunk=recipe.head_chunk,
         )
-        return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in results)
+        return tuple(_at_next(x) for x in results)
 
 
-def _scored(policy: Any, teacher: Any, batch: Batch, recipe: Recipe) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """Returns log-probs, entropies, what stands for advantages in the loss, and further metrics by token."""
+def _scored(policy: Any, teacher: Any, batch: Batch, recipe: Recipe) -> tuple[Any, Any, Any, dict[str, Any], Any]:
+    """Returns log-probs, entropies, what stands for advantages in the loss, further metrics by token, and Routed if any."""
     if recipe.teacher is None:
-        return *score(policy, batch, recipe), batch.advantages, {}
+        logps, entropies, routed = _scores(policy, batch, recipe)
+        return logps, entropies, batch.advantages, {}, routed
     *own, gains, reverse = compared(policy, teacher, batch, recipe)
-    return *own, gains, {distillation.REVERSE_KL: reverse}
+    return *own, gains, {distillation.REVERSE_KL: reverse}, None
 
 
 def numerator(
@@ -242,7 +264,7 @@ def numerator(
     equation 5, approximated).
     """
     algorithm, mask, old = recipe.algorithm, batch.loss_mask, batch.old_logprobs
-    logps, entropies, gains, told = _scored(policy, teacher, batch, recipe)
+    logps, entropies, gains, told, routed = _scored(policy, teacher, batch, recipe)
     if old is not None:
         old = jnp.where(at_start, jax.lax.stop_gradient(logps), old)
     if batch.prox_weights is not None:
@@ -261,6 +283,11 @@ def numerator(
         told |= indicators if recipe.model.scalar else {"actor/entropy": entropies, **indicators}
         if batch.kept is not None:
             told["training/unrecorded_kept_ids"] = (batch.kept[..., 0] < 0).astype(logps.dtype)
+        if routed is not None:
+            told |= routing.metrics(routed, recipe.model)
+            terms = routing.losses(routed, recipe.model, algorithm)
+            by_count |= {name: weighed(values) for name, (_, values) in terms.items()}
+            total = total + sum(coef * by_count[name] for name, (coef, _) in terms.items())
         by_token = {name: token_sum(values) for name, values in told.items()}
         if old is not None:
             by_token["actor/ppo_kl"] = token_sum(-log_ratio(logps, old))

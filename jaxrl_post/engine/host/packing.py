@@ -99,18 +99,18 @@ def describe_clone(
     row[c.TABLE + whole : c.TABLE + len(leader.pages)] = own
 
 
-def settled(out: np.ndarray, before: int, clock: int, kept_ids: int = 0) -> Settled:
+def settled(out: np.ndarray, before: int, clock: int, record: int = 0, route_words: int = 0) -> Settled:
     """Returns the tokens that a dispatch settled in one slot.
 
     `out` is the slot's row of wire.DispatchResult.out, `before` its number of tokens in the dispatch's input, `clock`
-    the clock at its first step and `kept_ids` that of EngineSettings."""
+    the clock at its first step, and `record` and `route_words` those of EngineSettings."""
     new = int(out[c.OUT_NUM_TOKENS]) - before
-    blocks = out[c.OUT_WINDOW :].reshape(c.BLOCKS + kept_ids, -1)[:, :new]
+    blocks = out[c.OUT_WINDOW :].reshape(c.BLOCKS + record, -1)[:, :new]
     tokens, logprobs, entropies, stamps, argmax_tokens = blocks[: c.BLOCKS]
     clocks = clock + 1 + stamps.astype(np.int64) // 2
     floats = (block.view(np.float32) for block in (logprobs, entropies))
     columns = (tokens, *floats, stamps % 2 == 1, clocks, argmax_tokens)
-    kept = Ragged.of_rows(blocks[c.BLOCKS :].T) if kept_ids else None
+    kept = Ragged.of_rows(blocks[c.BLOCKS :].T, route_words) if record else None
     return Settled(int(out[c.OUT_NUM_COMPUTED]), *(column.tolist() for column in columns))._replace(kept=kept)
 
 

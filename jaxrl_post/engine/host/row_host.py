@@ -366,7 +366,7 @@ class RowHost:
         Candidates are compared with the settled tokens here. `out`: the slot's row of the result. `before`: tokens before
         the dispatch."""
         if one.candidates:
-            settled = packing.settled(out, before, order.clock, self.sizes.kept_ids)
+            settled = packing.settled(out, before, order.clock, self.sizes.record, self.sizes.route_words)
             self.swap_policy.record_outcome(one.candidates, settled.tokens)
             one.extend(settled, self.version)
             one.seen = one.num_tokens if order.drafts else one.seen

@@ -64,7 +64,7 @@ class SlotTable:
         self._age, self._oldest = np.full(shape, _FREE), np.full(shape, NEVER)
         self._shared, self._stored, self._seen, self._begun = (np.zeros(shape, np.int64) for _ in range(4))
         # Memory that no token was written to yet costs nothing. `store` writes up to `emit` words behind the last token.
-        self._words = np.zeros((*shape, sizes.max_length + sizes.emit, _KEPT + sizes.kept_ids), np.int32)
+        self._words = np.zeros((*shape, sizes.max_length + sizes.emit, _KEPT + sizes.record), np.int32)
         self._late: _Late | None = None
 
     # ---- sequences
@@ -118,7 +118,8 @@ class SlotTable:
     def _column(self, at: tuple[int, int], name: str) -> Any:
         words = self._words[at][: self._stored[at]]
         if name == "kept":
-            return Ragged.of_rows(words[:, _KEPT:]) if self._sizes.kept_ids else Ragged.empty(len(words))
+            sizes = self._sizes
+            return Ragged.of_rows(words[:, _KEPT:], sizes.route_words) if sizes.record else Ragged.empty(len(words))
         if name == "sampled":
             return np.ones(len(words), bool)
         if name == "drafted":
@@ -239,5 +240,5 @@ class SlotTable:
         return (2 * (late.clock + 1 - self._begun)).astype(np.int32)
 
     def _blocks(self, out: np.ndarray) -> np.ndarray:
-        """Returns the blocks of new tokens, [replicas, S, BLOCKS + kept_ids, emit], without a copy."""
-        return out[..., c.OUT_WINDOW :].reshape(*out.shape[:2], c.BLOCKS + self._sizes.kept_ids, -1)
+        """Returns the blocks of new tokens, [replicas, S, BLOCKS + record, emit], without a copy."""
+        return out[..., c.OUT_WINDOW :].reshape(*out.shape[:2], c.BLOCKS + self._sizes.record, -1)

@@ -25,7 +25,7 @@ SEED0, SEED1, TEMPERATURE, TOP_K, TOP_P = LAW
 FIRST_END = DRAFTS + PLACE
 TABLE = FIRST_END + MOST_ENDS
 # Columns of the packed device-to-host matrix. Blocks of `emit` columns follow at OUT_WINDOW: tokens, log-probs, entropies,
-# stamps (step * 2 + drafted), argmax tokens, then `kept_ids` blocks with the ids of each token's record.
+# stamps (step * 2 + drafted), argmax tokens, then `record` blocks with the ids and words of each token's record.
 BLOCKS = 5  # without the record
 OUT_NUM_TOKENS, OUT_NUM_COMPUTED, OUT_CANDIDATE_END, OUT_DONE, OUT_WINDOW = range(5)
 LEAST_TILE, TILE_STEP = 64, 32  # head rows of a tile: compilers take other paths for few rows, and for odd numbers
@@ -48,7 +48,8 @@ class EngineSettings:
     of a pass of the wide prompt program; 0: the row program computes prompts. `scoring`: a request's prefix is not
     verified but scored: all of its tokens stay, with the log-probs of these weights. `shards`: the devices that the
     vocabulary is split over (kernels.verify.Shards), or None for one device. `kept_ids`: the most ids that top-k and top-p
-    leave of a token that is recorded; 0 records none."""
+    leave of a token that is recorded; 0 records none. `route_words`: the words of its route through the experts, behind
+    them; 0 records none."""
 
     replicas: int = 1
     slots: int
@@ -65,6 +66,12 @@ class EngineSettings:
     scoring: bool = False
     shards: Any = None
     kept_ids: int = 0
+    route_words: int = 0
+
+    @property
+    def record(self) -> int:
+        """Returns the most ids and words of a token's record."""
+        return self.kept_ids + self.route_words
 
     @property
     def emit(self) -> int:
@@ -104,7 +111,7 @@ def most_new(max_length: int, steps_per_dispatch: int) -> int:
 class DispatchResult(NamedTuple):
     """What the host reads after a dispatch.
 
-    out: [replicas, S, OUT_WINDOW + (BLOCKS + kept_ids) * emit]. uses: rows by use, [replicas, len(USES)]. steps: number of device steps.
+    out: [replicas, S, OUT_WINDOW + (BLOCKS + record) * emit]. uses: rows by use, [replicas, len(USES)]. steps: number of device steps.
     offers: offered drafts by estimated chance, [replicas, OFFERS]. won: tokens taken over from clones, [replicas].
     counts: judged and right drafts of each class, [replicas, 2, classes]."""
 

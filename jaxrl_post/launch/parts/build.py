@@ -137,6 +137,7 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
         compute_dtype=config.model.compute_dtype,
         attention=training_attention(config, model, devices)[0],
         kept_ids=config.kept_ids,
+        route_words=memory_plan.route_words(config, model),
     )
     return make(
         model,
@@ -187,8 +188,11 @@ def training_s(config: Config, first: ReplicaCapacity, table: step_cost.StepCost
     return token_s, table.updating if table else 0.0
 
 
-def engine_sizes(config: Config, layout: Layout) -> EngineSettings:
-    """What the row engine's programs are compiled for: a replica of more devices has as many more slots, pages and rows."""
+def engine_sizes(config: Config, layout: Layout, model: decoder.ModelConfig | None = None) -> EngineSettings:
+    """What the row engine's programs are compiled for: a replica of more devices has as many more slots, pages and rows.
+
+    model: whose routes are recorded, where it has experts. None: none are.
+    """
     c, more = config.engine, layout.tensor // config.mesh.replica
     return EngineSettings(
         replicas=layout.replicas,
@@ -201,6 +205,7 @@ def engine_sizes(config: Config, layout: Layout) -> EngineSettings:
         steps_per_dispatch=c.steps_per_dispatch,
         restricted=config.restricted,
         kept_ids=config.kept_ids,
+        route_words=memory_plan.route_words(config, model) if model else 0,
         refill_slots=c.refill_slots,
         prompt_rows=c.prompt_rows * more,
         dtype=jnp.dtype(c.dtype),
@@ -221,7 +226,7 @@ def replicas(
     shape = step_cost.Shape(active=parameters, parameters=parameters, kv_bytes=kv_bytes)
     out = {}
     for layout in layouts(config):
-        sizes = engine_sizes(config, layout)
+        sizes = engine_sizes(config, layout, model)
         steps = (
             step_cost.TableCost(table=table)
             if table
@@ -284,7 +289,7 @@ def row_engine(
 
     `device`: as in RowEngine. `kind`: `restricted` and `scoring` of EngineSettings, where they are not the config's.
     """
-    sizes = dataclasses.replace(engine_sizes(config, layout), **kind)
+    sizes = dataclasses.replace(engine_sizes(config, layout, start.model), **kind)
     made = RowEngine(
         start.model,
         params,
@@ -410,7 +415,7 @@ def foreseen(config: Config, start: Inputs) -> str:
     needed = learner(config, start.model, decoder.abstract(start.model), devices).temporaries()
     if config.engine.name == "rows" or start.held_out:
         for layout, mesh in devices.engine.items():
-            sizes = engine_sizes(config, layout)
+            sizes = engine_sizes(config, layout, start.model)
             found = compiled.temporaries(start.model, mesh, sizes, drafter(config, start.model))
             needed |= found if mesh is devices.first else {f"{name}, {layout}": n for name, n in found.items()}
     if start.reward_model:

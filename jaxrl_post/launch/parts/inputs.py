@@ -110,6 +110,7 @@ def policy(config: Config) -> PolicyFiles:
     model = second_models.trained_shape(config, stored)
     hf.check_savable(model)  # as the run ends with it
     adapter.check(config, model)
+    _check_routers(config, model)
     return PolicyFiles(
         place=place,
         tokenizer=tokenizer,
@@ -119,6 +120,19 @@ def policy(config: Config) -> PolicyFiles:
         dtype=dtype,
         cost=cost.load(config.engine.cost_table) if config.engine.cost_table else None,
     )
+
+
+def _check_routers(config: Config, model: decoder.ModelConfig) -> None:
+    """Refuses options about routers for a model that has none."""
+    if model.experts is not None:
+        return
+    for name in ("router_aux_loss_coef", "router_z_loss_coef", "router_replay"):
+        if value := getattr(config.algorithm, name):
+            off = type(value)(0)
+            raise ValueError(
+                f"algorithm.{name}={value}: the model {config.model.path or config.model.preset} has no experts and no router; "
+                f"the nearest valid value is {off}"
+            )
 
 
 def gather(config: Config, handed: PythonInputs = NOTHING) -> Inputs:

@@ -354,7 +354,7 @@ def judge_settings(config: configs.Config) -> configs.Config:
         "model": {"path": about.model},
         "mesh": {"data": config.replicas, "tensor": config.mesh.replica},
         "engine": {name: getattr(config.engine, name) for name in _ENGINE} | {"max_length": about.max_length},
-        "sampling": {"max_tokens": about.max_tokens},
+        "sampling": {"max_tokens": about.max_tokens, "keep_routes": False},
         "batch": {"tokens": _ANY_BATCH},
         "data": {"train": f"{OWN}questions", "date": config.data.date},
         "reward": {"functions": ()},

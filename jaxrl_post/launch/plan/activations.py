@@ -33,7 +33,7 @@ def kept(config: Config, model: decoder.ModelConfig, shards: int) -> dict[str, i
     """
     m, ways, tokens = model, config.mesh.tensor, _tokens(config, shards)
     stream, attended = m.embed, m.heads * m.head_dim // ways
-    projected = (m.heads + 2 * m.kv_heads) * m.head_dim // ways + 2 * m.ffw // ways + m.embed
+    projected = (m.heads + 2 * m.kv_heads) * m.head_dim // ways + 2 * m.widest // ways + m.embed
     values = {
         "full": m.layers * stream,
         "attention": m.layers * (stream + attended),
@@ -71,7 +71,7 @@ def estimate(config: Config, model: decoder.ModelConfig, shards: int, platform: 
         copies = 2 if platform == "tpu" else 1  # a TPU keeps values in another tiling too
         working += copies * _tokens(config, shards) * _one_layer(config, model) * SIZES[config.model.compute_dtype]
     if platform == "tpu" and on(config.model.scan_layers, platform):  # a pair of products beside its halves
-        working += 2 * _tokens(config, shards) * model.ffw // config.mesh.tensor * SIZES[config.model.compute_dtype]
+        working += 2 * _tokens(config, shards) * model.widest // config.mesh.tensor * SIZES[config.model.compute_dtype]
     logits, slope = _head(config, model, shards, platform)
     if config.lora.rank:  # frozen weights have no gradient
         return layers + max(working, logits)
@@ -94,8 +94,10 @@ def stacked(config: Config, layers: int, platform: str) -> int:
 
 
 def _layer_weights(model: decoder.ModelConfig) -> int:
-    m = model
-    return m.embed * (2 * m.heads + 2 * m.kv_heads) * m.head_dim + 3 * m.embed * m.ffw
+    """Returns the weights of the matrices of the largest layer."""
+    m, e = model, model.experts
+    inner = m.ffw if e is None else max(e.count * e.ffw + e.shared_ffw, m.ffw if e.dense_layers else 0)
+    return m.embed * (2 * m.heads + 2 * m.kv_heads) * m.head_dim + 3 * m.embed * inner
 
 
 def _tokens(config: Config, shards: int) -> int:
@@ -116,10 +118,12 @@ def _matrices(config: Config, model: decoder.ModelConfig, platform: str) -> int:
 def _one_layer(config: Config, model: decoder.ModelConfig) -> int:
     """Returns the values of a token in one layer.
 
-    They are the residual stream twice, q, k, v, o, both halves of the gated feed-forward and their product.
+    They are the residual stream twice, q, k, v, o, both halves of the gated feed-forward and their product. With experts also
+    the token's copies that go to its experts and come back.
     """
     m, ways = model, config.mesh.tensor
-    return 2 * m.embed + (2 * m.heads + 2 * m.kv_heads) * m.head_dim // ways + 3 * m.ffw // ways
+    copies = 2 * m.experts.per_token * m.embed if m.experts else 0
+    return 2 * m.embed + copies + (2 * m.heads + 2 * m.kv_heads) * m.head_dim // ways + 3 * m.widest // ways
 
 
 def _attention(config: Config, model: decoder.ModelConfig, shards: int, platform: str, flash: bool) -> int:

@@ -26,7 +26,7 @@ from jaxrl_post.engine.host.wire import most_new
 from jaxrl_post.launch.parts import adapter, second_models
 from jaxrl_post.launch.plan import activations
 from jaxrl_post.launch.plan.activations import SIZES
-from jaxrl_post.models import decoder, lora
+from jaxrl_post.models import decoder, experts, lora
 from jaxrl_post.parallel import mesh as meshes
 
 SHARED, LEARNS, GENERATES = "device", "device that learns", "device that generates"
@@ -52,8 +52,8 @@ class Kind(Enum):
     ENGINE_BASE = "frozen weights in the engine's layout, beside merged ones"
     PAGES = "KV cache"
     DRAFTING = "tables of the drafter"
-    RECORDS = "records of kept ids, of the tokens of a dispatch"
-    BATCH_RECORDS = "records of kept ids, of the tokens of a micro-batch"
+    RECORDS = "records of kept ids and routes, of the tokens of a dispatch"
+    BATCH_RECORDS = "records of kept ids and routes, of the tokens of a micro-batch"
     REWARD_MODEL = "weights of the reward model"
     JUDGE = "weights and KV cache of a judge that stays on the devices"
     JUDGE_AWAKE = "weights and KV cache of a judge, while questions run"
@@ -83,16 +83,25 @@ class Item:
     lent: bool = False
 
 
-def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, int | float]:
+def route_words(config: Config, model: decoder.ModelConfig) -> int:
+    """Returns the words of a token's route through the experts, or 0 where none is recorded."""
+    return experts.route_words(model) if config.sampling.keep_routes and config.engine.name == "rows" else 0
+
+
+def arithmetic(config: Config, prompts: int, longest_prompt: int, words: int = 0) -> dict[str, int | float]:
     """Returns how many rollouts, rows and steps a round has, by words.
 
     Args:
       prompts: prompts per epoch.
       longest_prompt: tokens of the longest prompt.
+      words: of a token's route, as `route_words` returns them.
     """
     c = config
     rollouts_per_row = max(c.batch.tokens // (longest_prompt + c.sampling.max_tokens), 1)
-    slots, record = c.engine.slots * c.replicas, 4 * c.kept_ids  # bytes of a token; one with fewer ids takes fewer
+    slots, record = (
+        c.engine.slots * c.replicas,
+        4 * (c.kept_ids + words),
+    )  # bytes of a token; one with fewer ids takes fewer
     records = {
         "records of the longest rollout, bytes at most": record * c.sampling.max_tokens,
         "records of running rollouts, host bytes at most": record * slots * c.sampling.max_tokens,
@@ -117,7 +126,7 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, i
         "steps": c.steps,
         "epochs": round(c.rounds * c.scheduler.prompts / prompts, 3),
         "rollouts per evaluation": c.eval.prompts * (c.eval.samples + 1),
-        **(records if c.kept_ids else {}),
+        **(records if record else {}),
     }
 
 
@@ -157,24 +166,28 @@ def memory(
         *(_teacher(config, model) if config.algorithm.needs_teacher else ()),
         Item(Kind.PAGES, pages, _cache(config, model)),
         Item(Kind.DRAFTING, "drafting (tables of one replica)", drafting),
-        *(_records(config) if config.kept_ids else ()),
+        *_records(config, config.kept_ids + route_words(config, model)),
         *_micro_batch(config, model, m.shards, _elements(shapes["layers"], homes["layers"]), platform, flash),
         *((Item(Kind.OFFLOADED, "activations of layers, offloaded", waiting),) if waiting else ()),
         *(_lent(config, model, platform, flash) if config.lent else ()),
     )
 
 
-def _records(config: Config) -> tuple[Item, Item]:
+def _records(config: Config, width: int) -> tuple[Item, ...]:
     """Returns the window of records that a dispatch fills, with its copy for the host, and those of a micro-batch.
+
+    width: ids and words of a token's record; 0: there are none.
 
     Every device of a replica holds the window. The learner shifts a micro-batch's records by a token, which is a copy. A head that
     is split over devices has the records of all rows along fsdp.
     """
-    m, size = config.mesh, 4 * config.kept_ids
+    if not width:
+        return ()
+    m, size = config.mesh, 4 * width
     tokens = config.engine.slots * most_new(config.engine.max_length, config.engine.steps_per_dispatch)
     mine = config.batch.rows // m.shards * config.batch.tokens
     every = mine * (m.fsdp if m.fsdp * m.tensor > 1 else 0)
-    window = f"records of kept ids ({tokens} tokens of {config.kept_ids}, int32, twice)"
+    window = f"records of kept ids and routes ({tokens} tokens of {width} words, twice)"
     batch = f"records of a micro-batch ({mine} tokens, int32, and copies)"
     return (Item(Kind.RECORDS, window, 2 * size * tokens), Item(Kind.BATCH_RECORDS, batch, size * (2 * mine + every)))
 

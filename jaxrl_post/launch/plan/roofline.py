@@ -75,7 +75,7 @@ def engine_step(config: Config, model: decoder.ModelConfig, where: Slice, prompt
     return DecodeCost(
         weights_s=size * parameters(model) / memory,
         token_s=2 * model.layers * model.kv_heads * model.head_dim * size / memory,
-        row_s=2 * parameters(model) / arithmetic,
+        row_s=2 * used(model) / arithmetic,
         fixed_s=_sums(config, model) + DISPATCH_S / steps,
         request_s=SLOT_S * config.replicas / steps,
         prefill_s=_forward(model, prompt) / prompt / arithmetic,
@@ -105,12 +105,21 @@ def _gradient(config: Config, model: decoder.ModelConfig, where: Slice, tokens: 
 def _forward(model: decoder.ModelConfig, tokens: float) -> float:
     """Returns FLOPs of a forward pass over a causal sequence."""
     attention = 2 * model.layers * model.heads * model.head_dim * tokens**2
-    return 2 * parameters(model) * tokens + attention
+    return 2 * used(model) * tokens + attention
 
 
 def parameters(model: decoder.ModelConfig) -> int:
     """Returns the number of weights."""
     return sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(model)))
+
+
+def used(model: decoder.ModelConfig) -> int:
+    """Returns the number of weights that a token is multiplied by: of the experts, those that it goes to."""
+    e = model.experts
+    if e is None:
+        return parameters(model)
+    each = 3 * model.embed * e.ffw * (model.layers - len(e.dense_layers))
+    return parameters(model) - (e.count - e.per_token) * each
 
 
 def _trained(config: Config, model: decoder.ModelConfig) -> int:

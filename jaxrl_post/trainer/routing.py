@@ -1,0 +1,115 @@
+"""How a micro-batch's tokens come to their experts: the learner's own choice, or the one that the engine recorded.
+
+Invariant: gates always come from the live scores. A recorded route decides only which experts they belong to (R3,
+arXiv 2510.11370). A token without a record is routed by its own scores.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from jaxrl_post.config import AlgorithmConfig
+from jaxrl_post.models import experts
+from jaxrl_post.models.model_config import ModelConfig
+from jaxrl_post.parallel import mesh as meshes
+
+
+class Routed(NamedTuple):
+    """What the layers found at each token, summed over the layers with experts, [B*T] each.
+
+    - balance: E / k times the sum over experts of the share of the sequence's choices that fell on each, times its
+      probability at this token. The mean over a sequence is the load-balance loss of Switch (arXiv 2101.03961 eq. 4) of
+      that sequence. Even loads give 1.
+    - z: the squared logsumexp of the scores (ST-MoE, arXiv 2202.08906 eq. 5)
+    - imbalance: the same as `balance`, with the token's own choices for the probabilities
+    - other: 1 where the scores would choose another set than the recorded one
+    - recorded: 1 where there is a recorded one
+    """
+
+    balance: Array
+    z: Array
+    imbalance: Array
+    other: Array
+    recorded: Array
+
+    @classmethod
+    def zeros(cls, tokens: int, dtype: jnp.dtype) -> Routed:
+        return cls(*(jnp.zeros(tokens, dtype) for _ in cls._fields))
+
+
+def of_batch(
+    model: ModelConfig, mesh: Mesh, segment_ids: Int[Array, "B T"], words: Int[Array, "B T words"] | None, replay: bool
+) -> experts.Routing:
+    """Returns the routing of a micro-batch, whose cache is a `Routed`.
+
+    Args:
+      words: the route of each token's next one, which is that of the row at this token. None: nothing is recorded.
+      replay: recorded routes are used, not only compared with.
+    """
+    assert model.experts is not None
+    sparse = [layer for layer in range(model.layers) if model.experts_of(layer)]
+    place = np.array([sparse.index(layer) if layer in sparse else 0 for layer in range(model.layers)], np.int32)
+    flat = None if words is None else words.reshape(segment_ids.size, -1)
+    routes = None if flat is None else experts.unpacked(flat, model)
+
+    def choose(layer, scores: Float[Array, "BT E"], per_token: int, routed: Routed) -> tuple[Array, Routed]:
+        ids, _ = experts.highest(layer, scores, per_token, None)
+        other = recorded = jnp.zeros(len(scores), scores.dtype)
+        if routes is not None:
+            theirs = routes[jnp.asarray(place)[layer]]
+            there = theirs[:, 0] >= 0
+            differs = there & jnp.any(jnp.sort(theirs, axis=-1) != jnp.sort(ids, axis=-1), axis=-1)
+            other, recorded = (x.astype(scores.dtype) for x in (differs, there))
+            ids = jnp.where(there[:, None], theirs, ids) if replay else ids
+        chosen = jnp.sum(jax.nn.one_hot(ids, scores.shape[-1], dtype=scores.dtype), axis=-2)
+        shares = _shares(chosen, segment_ids)
+        even = scores.shape[-1] / per_token
+        added = Routed(
+            even * jnp.sum(shares * jax.nn.softmax(scores, axis=-1), axis=-1),
+            jax.nn.logsumexp(scores, axis=-1) ** 2,
+            even / per_token * jnp.sum(shares * chosen, axis=-1),
+            other,
+            recorded,
+        )
+        return ids, jax.tree.map(jnp.add, routed, added)
+
+    return experts.Routing(choose, functools.partial(meshes.by_experts, mesh, rows=meshes.REPLICAS))
+
+
+def metrics(routed: Routed, model: ModelConfig) -> dict[str, Array]:
+    """Returns metrics of each token by name, each a mean over the layers with experts."""
+    means = {"router_imbalance": routed.imbalance, "router_mismatch": routed.other, "recorded_routes": routed.recorded}
+    return {f"training/{name}": jax.lax.stop_gradient(x) / _layers(model) for name, x in means.items()}
+
+
+def losses(routed: Routed, model: ModelConfig, algorithm: AlgorithmConfig) -> dict[str, tuple[float, Array]]:
+    """Returns the weight and the values by token of each term of the loss about routers, by metric name."""
+    named = {
+        "actor/router_aux_loss": (algorithm.router_aux_loss_coef, routed.balance),
+        "actor/router_z_loss": (algorithm.router_z_loss_coef, routed.z),
+    }
+    return {name: (coef, x / _layers(model)) for name, (coef, x) in named.items()}
+
+
+def _layers(model: ModelConfig) -> int:
+    return sum(model.experts_of(layer) is not None for layer in range(model.layers))
+
+
+def _shares(chosen: Float[Array, "BT E"], segment_ids: Int[Array, "B T"]) -> Float[Array, "BT E"]:
+    """Returns, at each token, how many experts of its segment's tokens each expert is, divided by the tokens."""
+    B, T = segment_ids.shape
+
+    def of_row(chosen: Array, ids: Array) -> Array:
+        totals = jax.ops.segment_sum(chosen, ids, T + 1)
+        counts = jax.ops.segment_sum(jnp.ones_like(ids, chosen.dtype), ids, T + 1)
+        return totals[ids] / counts[ids][:, None]
+
+    rows = jax.vmap(of_row)(jax.lax.stop_gradient(chosen).reshape(B, T, -1), segment_ids)
+    return rows.reshape(B * T, -1)
