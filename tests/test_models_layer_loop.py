@@ -13,6 +13,7 @@ from dense_attend import dense
 from test_models_decoder import config_of, shaken, text
 
 from jaxrl_post.models import decoder, layer_loop
+from jaxrl_post.models.model_config import Experts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 EXACT, SINGLE = 1e-12, 5e-6
@@ -23,6 +24,9 @@ FORMS = {
     "placed": {"scan": True, "paired": True, "placed": True},
 }
 MIXED = dataclasses.replace(config_of("all"), layers=5, windows=(3, None, 5, 3, None))
+EXPERTS = dataclasses.replace(
+    config_of("qk_norm"), layers=4, windows=(None, 3, None, 3), experts=Experts(5, 2, 7, shared_ffw=6, dense_layers=(0,))
+)
 ALIKE = dataclasses.replace(config_of("qkv_bias"), layers=3, windows=(4, 4, 4))
 
 
@@ -58,12 +62,13 @@ def worst(a, b):
         (MIXED, {"policy": "full"}),
         (MIXED, {"policy": "full", "paired": True}),
         (MIXED, {"policy": "full", "paired": True, "placed": True}),
+        (EXPERTS, {"policy": "full", "paired": True}),
         *(
             pytest.param(*one, marks=pytest.mark.shown("exact-scale"))
             for one in ((MIXED, {}), (ALIKE, {"policy": "full"}), (ALIKE, {"paired": True, "row_major": True}))
         ),
     ],
-    ids=["mixed", "mixed_paired", "mixed_placed", "mixed_kept", "alike", "alike_paired"],
+    ids=["mixed", "mixed_paired", "mixed_placed", "experts", "mixed_kept", "alike", "alike_paired"],
 )
 def test_scanned_gradients_are_those_of_layers_written_out_in_x64(config, how):
     assert worst(gradient(config, scan=True, **how), gradient(config)) <= EXACT

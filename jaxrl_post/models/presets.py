@@ -27,6 +27,7 @@ PRESETS: dict[str, ModelConfig] = {
     "tiny_moe": _shape(64, 32, 2, 4, 2, 8, 64, 256, tied=True, qk_norm=True, experts=Experts(8, 2, 24)),
     # The demo's policy: a character vocabulary (the assembler replaces vocab_size by the tokenizer's).
     "demo": _shape(32, 64, 3, 4, 4, 16, 192, 128, tied=True),
+    "demo_moe": _shape(32, 64, 3, 4, 4, 16, 192, 128, tied=True, qk_norm=True, experts=Experts(8, 2, 48)),
     # Shape of karpathy/tinyllamas stories260K.
     "stories260k": _shape(512, 64, 5, 8, 4, 8, 172, 512, tied=True),
     "llama3_2_1b": _llama3(128256, 2048, 16, 32, 8, 64, 8192, 131072, factor=32.0, tied=True),
