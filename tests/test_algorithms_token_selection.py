@@ -29,9 +29,9 @@ def by_covariance(gains, logps, masks):
 
 
 def test_covariances_by_hand():
-    """A = 1, -1, 0 and log pi = -1, -3, -2: the means are 0 and -2, so covariances are 1, 1 and 0."""
+    """A = 4, 2, 3 and log pi = -1, -3, -2: the means are 3 and -2, so covariances are 1, 1 and 0."""
     gains, logps, masks = (
-        [np.array([1.0, -1.0, 9.0]), np.array([0.0])],
+        [np.array([4.0, 2.0, 9.0]), np.array([3.0])],
         [np.array([-1.0, -3.0, 5.0]), np.array([-2.0])],
         None,
     )
