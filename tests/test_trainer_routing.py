@@ -148,8 +148,9 @@ def test_moved_weights_repeat_the_recorded_routes(groups):
     assert max(np.abs(free[r.id] - replayed[r.id]).max() for r in rollouts) > 1e-3
     for rollout in rollouts:
         assert np.abs(replayed[rollout.id] - twin(MOVED, rollout)).max() < CLOSE
-    metrics = committed(own, groups)
-    assert metrics["training/router_mismatch"] > 0.01
+    found, again = committed(own, groups), committed(forced, groups)
+    assert found["training/router_mismatch"] == found["training/router_drift"] > 0.01
+    assert again["training/router_mismatch"] == 0 and again["training/router_drift"] == found["training/router_drift"]
 
 
 def twin(params, rollout: Rollout) -> np.ndarray:

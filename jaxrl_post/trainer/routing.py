@@ -29,13 +29,15 @@ class Routed(NamedTuple):
       that sequence. Even loads give 1.
     - z: the squared logsumexp of the scores (ST-MoE, arXiv 2202.08906 eq. 5)
     - imbalance: the same as `balance`, with the token's own choices for the probabilities
-    - other: 1 where the scores would choose another set than the recorded one
+    - drift: 1 where the scores would choose another set than the recorded one
+    - other: 1 where another set than the recorded one is used
     - recorded: 1 where there is a recorded one
     """
 
     balance: Array
     z: Array
     imbalance: Array
+    drift: Array
     other: Array
     recorded: Array
 
@@ -61,13 +63,14 @@ def of_batch(
 
     def choose(layer, scores: Float[Array, "BT E"], per_token: int, routed: Routed) -> tuple[Array, Routed]:
         ids, _ = experts.highest(layer, scores, per_token, None)
-        other = recorded = jnp.zeros(len(scores), scores.dtype)
+        drift = other = recorded = jnp.zeros(len(scores), scores.dtype)
         if routes is not None:
             theirs = routes[jnp.asarray(place)[layer]]
             there = theirs[:, 0] >= 0
-            differs = there & jnp.any(jnp.sort(theirs, axis=-1) != jnp.sort(ids, axis=-1), axis=-1)
-            other, recorded = (x.astype(scores.dtype) for x in (differs, there))
-            ids = jnp.where(there[:, None], theirs, ids) if replay else ids
+            used = jnp.where(there[:, None], theirs, ids) if replay else ids
+            drift, other = (there & _differ(theirs, one) for one in (ids, used))
+            drift, other, recorded = (x.astype(scores.dtype) for x in (drift, other, there))
+            ids = used
         chosen = jnp.sum(jax.nn.one_hot(ids, scores.shape[-1], dtype=scores.dtype), axis=-2)
         shares = _shares(chosen, segment_ids)
         even = scores.shape[-1] / per_token
@@ -75,6 +78,7 @@ def of_batch(
             even * jnp.sum(shares * jax.nn.softmax(scores, axis=-1), axis=-1),
             jax.nn.logsumexp(scores, axis=-1) ** 2,
             even / per_token * jnp.sum(shares * chosen, axis=-1),
+            drift,
             other,
             recorded,
         )
@@ -83,9 +87,19 @@ def of_batch(
     return experts.Routing(choose, functools.partial(meshes.by_experts, mesh, rows=meshes.REPLICAS))
 
 
+def _differ(one: Int[Array, "BT k"], other: Int[Array, "BT k"]) -> Array:
+    """Returns whether two choices of experts differ as sets, bool[BT]."""
+    return jnp.any(jnp.sort(one, axis=-1) != jnp.sort(other, axis=-1), axis=-1)
+
+
 def metrics(routed: Routed, model: ModelConfig) -> dict[str, Array]:
     """Returns metrics of each token by name, each a mean over the layers with experts."""
-    means = {"router_imbalance": routed.imbalance, "router_mismatch": routed.other, "recorded_routes": routed.recorded}
+    means = {
+        "router_imbalance": routed.imbalance,
+        "router_drift": routed.drift,
+        "router_mismatch": routed.other,
+        "recorded_routes": routed.recorded,
+    }
     return {f"training/{name}": jax.lax.stop_gradient(x) / _layers(model) for name, x in means.items()}
 
 

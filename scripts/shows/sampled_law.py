@@ -23,15 +23,15 @@ import tempfile
 from pathlib import Path
 
 import engine_lab as lab
+import engine_ratios
 import jax
 import jax.numpy as jnp
 import made_groups
 import numpy as np
 import peers
-import trained
 from killed import Runs, steps
 
-from jaxrl_post import config, main
+from jaxrl_post import config
 from jaxrl_post.algorithms import kl_estimators
 from jaxrl_post.commands.repeated import repeated
 from jaxrl_post.launch.parts import saved_policy
@@ -305,23 +305,8 @@ def _stale(record) -> None:
 
 def _pairs(keep: bool, seed: int) -> dict:
     """Runs a pipelined demo and returns how many ratios of the learner's to the engine's probabilities lie outside."""
-    seen: list[np.ndarray] = []
-    real = learners.mismatch
-
-    def mismatch(pairs):
-        seen.extend(old - rollout for old, rollout in pairs)
-        return real(pairs)
-
-    learners.mismatch = mismatch
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder) / "run"
-            flags = [f"--config.{option}" for option in (*STALE, f"seed={seed}", f"sampling.keep_mask={keep}")]
-            main.main(["--config=configs/demo/pipeline.py", f"--run-dir={place}", *flags])
-            oldest = max(row["off_policy/max"] for row in trained.rows(place, "off_policy/max"))
-    finally:
-        learners.mismatch = real
-    ratios = np.concatenate(seen)
+    options = (*STALE, f"seed={seed}", f"sampling.keep_mask={keep}")
+    ratios, oldest = engine_ratios.log_ratios("configs/demo/pipeline.py", options)
     return {"share": _outside(ratios), "tokens": ratios.size, "oldest": oldest}
 
 
