@@ -37,8 +37,15 @@ class Routing(NamedTuple):
 def highest(
     layer: Any, scores: Float[Array, "*rows E"], per_token: int, cache: Any
 ) -> tuple[Int[Array, "*rows k"], Any]:
-    """Returns the experts with the highest scores, highest first. Of equal scores the lower number comes first."""
-    return jax.lax.top_k(scores, per_token)[1], cache
+    """Returns the experts with the highest scores, highest first. Of equal scores the lower number comes first.
+
+    One maximum after another. XLA's top-k is not divided over rows: each device would get the scores of all.
+    """
+    ids, left = [], scores
+    for _ in range(per_token):
+        ids.append(jnp.argmax(left, axis=-1).astype(jnp.int32))
+        left = jnp.where(jnp.arange(scores.shape[-1]) == ids[-1][..., None], -jnp.inf, left)
+    return jnp.stack(ids, axis=-1), cache
 
 
 ALONE = Routing(highest, lambda run, axes: run)

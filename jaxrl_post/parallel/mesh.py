@@ -350,7 +350,8 @@ def by_experts(mesh: Mesh, run: Callable, axes: Mapping[str, tuple], rows: tuple
     alone = run if rows else _one_by_one(run)
 
     def part(*given: Any) -> jax.Array:
-        return jax.lax.psum(alone(*given), TENSOR)
+        out = alone(*given)
+        return jax.lax.psum(out, TENSOR) if mesh.shape[TENSOR] > 1 else out
 
     return jax.shard_map(part, mesh=mesh, in_specs=(mine, mine, mine, matrices), out_specs=mine, check_vma=False)
 
