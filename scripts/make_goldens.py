@@ -7,7 +7,8 @@ Needs torch and transformers, which the project does not; run it in an environme
     python scripts/make_goldens.py --check PYTHON     # instead: what the project (run by PYTHON) saves, and the older
                                                       # spelling of config.json, give transformers the same scores
 
-The files in the repository were written by torch 2.13.0 and transformers 5.23.0.
+The files in the repository were written by torch 2.13.0 and transformers 5.23.0; those of families with experts by torch
+2.14.1 and transformers 5.24.0.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ GEMMA3 = dict(
     full_attention=dict(rope_type="linear", factor=4.0, rope_theta=5000.0),
     sliding_attention=dict(rope_type="default", rope_theta=50.0),
 )
+
+EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=16)
 
 
 def plain(theta: float) -> dict:
@@ -91,13 +94,35 @@ FAMILIES: dict[str, tuple[str, str, str, dict]] = {
         | dict(layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"])
         | dict(rope_parameters=GEMMA3),
     ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        "bfloat16",
+        "1GB",
+        dict(num_hidden_layers=2, num_key_value_heads=2, rope_parameters=plain(1000.0), **EXPERTS)
+        | dict(num_experts=6, shared_expert_intermediate_size=24, norm_topk_prob=False)
+        | dict(use_sliding_window=True, sliding_window=8, max_window_layers=1),
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        "bfloat16",
+        "40KB",
+        dict(num_hidden_layers=3, num_key_value_heads=2, head_dim=8, rope_parameters=plain(1000.0), **EXPERTS)
+        | dict(num_experts=5, mlp_only_layers=[0], norm_topk_prob=True),
+    ),
+    "mixtral": (
+        "Mixtral",
+        "bfloat16",
+        "1GB",
+        dict(num_hidden_layers=2, num_key_value_heads=2, rope_parameters=plain(300.0), sliding_window=8)
+        | dict(num_local_experts=8, num_experts_per_tok=2, intermediate_size=16),
+    ),
 }
 
 
 def built(name: str, changes: dict) -> transformers.PreTrainedModel:
     """Returns a model of a class, with random weights. The text model of Gemma 3 has a config of another name."""
     config = getattr(transformers, f"{name}{'Text' * (name == 'Gemma3')}Config")
-    return getattr(transformers, f"{name}ForCausalLM")(config(**SMALL, **changes))
+    return getattr(transformers, f"{name}ForCausalLM")(config(**SMALL | changes))
 
 
 def make(family: str) -> None:
@@ -115,8 +140,9 @@ def make(family: str) -> None:
             elif "embed" in name:
                 weight.copy_((0.5 if model.config.tie_word_embeddings else 1.0) * noise)
             else:
-                gain = 3.0 if "lm_head" in name else 1.3
-                weight.copy_(gain * weight.shape[1] ** -0.5 * noise)
+                # Scores of experts far apart: two that are nearly equal could change places by rounding.
+                gain = 3.0 if "lm_head" in name or name.endswith("mlp.gate.weight") else 1.3
+                weight.copy_(gain * weight.shape[-1] ** -0.5 * noise)
     folder = GOLDENS / family
     shutil.rmtree(folder, ignore_errors=True)
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=largest)
@@ -153,22 +179,22 @@ SAVE = """
 import sys
 from pathlib import Path
 from jaxrl_post.models import hf
-for golden in sorted(Path(sys.argv[1]).iterdir()):
+for golden in (Path(sys.argv[1]) / family for family in sys.argv[3:]):
     config, params = hf.load(golden)
     hf.save(Path(sys.argv[2]) / "one" / golden.name, config, params)
     hf.save(Path(sys.argv[2]) / "several" / golden.name, config, params, max_file_bytes=40_000)
 """
 
 
-def check(python: str) -> dict[str, dict[str, float]]:
+def check(python: str, families: list[str]) -> dict[str, dict[str, float]]:
     """Returns for each family the largest difference of transformers' scores from the golden ones, by what was loaded."""
     sys.path.insert(0, str(ROOT / "tests"))
     from older_config import older
 
     out = {}
     with tempfile.TemporaryDirectory() as made:
-        subprocess.run([python, "-c", SAVE, str(GOLDENS), made], cwd=ROOT, check=True)
-        for family in FAMILIES:
+        subprocess.run([python, "-c", SAVE, str(GOLDENS), made, *families], cwd=ROOT, check=True)
+        for family in families:
             golden = np.load(GOLDENS / family / "scores.npz")
             folders = {name: Path(made) / name / family for name in ("one", "several", "older")}
             shutil.copytree(GOLDENS / family, folders["older"])
@@ -185,12 +211,13 @@ def check(python: str) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", metavar="PYTHON", help="the project's python; prints a JSON object of differences")
-    parser.add_argument("--only", choices=list(FAMILIES), help="write this family alone")
+    parser.add_argument("--only", nargs="+", choices=list(FAMILIES), help="these families alone")
     given = parser.parse_args()
+    families = given.only or list(FAMILIES)
     if given.check:
-        print(json.dumps(check(given.check), indent=1))
+        print(json.dumps(check(given.check, families), indent=1))
         return
-    for family in [given.only] if given.only else FAMILIES:
+    for family in families:
         make(family)
 
 

@@ -24,7 +24,8 @@ from jaxrl_post.models.model_config import ModelConfig, RopeScaling
 from jaxrl_post.trainer.attention import packed
 
 GOLDENS = Path(__file__).parent / "goldens"
-FAMILIES = ("llama2", "llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3")
+WITH_EXPERTS = ("qwen2_moe", "qwen3_moe", "mixtral")
+FAMILIES = ("llama2", "llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", *WITH_EXPERTS)
 BOUND = 1e-4
 
 

@@ -13,7 +13,7 @@ from refusals import refused
 from test_models_hf import SQUARE, TINY, assert_same, shaken
 
 from jaxrl_post.models import decoder, families, hf
-from jaxrl_post.models.model_config import RopeScaling
+from jaxrl_post.models.model_config import Experts, RopeScaling
 
 GEMMA = dataclasses.replace(
     TINY, norm_offset=1.0, post_norms=True, embed_scale=32**0.5, windows=(7, None), activation="gelu_tanh"
@@ -27,8 +27,11 @@ FAMILIES = [
     dataclasses.replace(
         GEMMA, query_scale=8**-0.5, qk_norm=True, local_rope_theta=77.0, rope_scaling=RopeScaling("linear", 8.0)
     ),
+    dataclasses.replace(TINY, qkv_bias=True, windows=(6, None), experts=Experts(3, 2, 20, False, shared_ffw=12)),
+    dataclasses.replace(TINY, qk_norm=True, windows=(6, 6), experts=Experts(4, 2, 32, dense_layers=(1,))),
+    dataclasses.replace(TINY, ffw=20, experts=Experts(3, 1, 20)),
 ]
-KINDS = ["mistral", "qwen2", "qwen2", "qwen3", "gemma2", "gemma3_text"]
+KINDS = ["mistral", "qwen2", "qwen2", "qwen3", "gemma2", "gemma3_text", "qwen2_moe", "qwen3_moe", "mixtral"]
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,37 @@ PUBLISHED = {
         "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": null,
         "tie_word_embeddings": false, "torch_dtype": "float16", "vocab_size": 32000}""",
         6_738_415_616,
+        (None,) * 32,
+    ),
+    "qwen1.5-moe-a2.7b": (
+        """{"architectures": ["Qwen2MoeForCausalLM"], "decoder_sparse_step": 1, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 5632, "max_position_embeddings": 8192, "max_window_layers": 21, "model_type": "qwen2_moe",
+        "moe_intermediate_size": 1408, "norm_topk_prob": false, "num_attention_heads": 16, "num_experts": 60,
+        "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 16, "output_router_logits": false,
+        "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 5632, "sliding_window": 32768, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "use_sliding_window": false, "vocab_size": 151936}""",
+        14_315_784_192,
+        (None,) * 24,
+    ),
+    "qwen3-30b-a3b": (
+        """{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "decoder_sparse_step": 1, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960,
+        "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
+        "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+        "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false, "rms_norm_eps": 1e-06,
+        "rope_scaling": null, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": null,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_sliding_window": false, "vocab_size": 151936}""",
+        30_532_122_624,
+        (None,) * 48,
+    ),
+    "mixtral-8x7b-v0.1": (
+        """{"architectures": ["MixtralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32, "num_experts_per_tok": 2,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8, "output_router_logits": false,
+        "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02, "sliding_window": null,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "vocab_size": 32000}""",
+        46_702_792_704,
         (None,) * 32,
     ),
 }
@@ -193,6 +227,12 @@ WRONG = [
     ("gemma3", {"rope_parameters": {"sliding_attention": 5}}, "sliding_attention must be an object, got 5"),
     ("llama3", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0, "factor": 8, "low_freq_factor": 4,
       "high_freq_factor": 4, "original_max_position_embeddings": 8}}, "high_freq_factor=4 must be above 4"),
+    ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok=9 is more than the 8 experts; the nearest valid value is 8"),
+    ("mixtral", {"num_local_experts": 1 << 17}, "num_local_experts=131072 is more than 65536"),
+    ("qwen2_moe", {"norm_topk_prob": "no"}, "norm_topk_prob must be true or false, got 'no'"),
+    ("qwen2_moe", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size must be a whole number of at"),
+    ("qwen3_moe", {"mlp_only_layers": [3]}, r"mlp_only_layers=\[3\] must be a list of layers from 0 to 2"),
+    ("qwen3_moe", {"decoder_sparse_step": 4}, "leave none of 3 layers with experts; a model without experts is a qwen3$"),
 ]  # fmt: skip
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_post.models import config_keys as keys
+from jaxrl_post.models import tensor_file
 from jaxrl_post.models.model_config import Experts, ModelConfig
+from jaxrl_post.models.tensor_file import Entry
 from jaxrl_post.ring.json_text import shown
 
 MOST = 1 << 16  # experts of a layer
@@ -100,12 +102,16 @@ class Place(NamedTuple):
     expert: int | None = None
 
 
+def _spelling(kind: str) -> tuple[str, dict[str, str]]:
+    """Returns the hub's names of what stands in the place of the feed-forward, and of its matrices."""
+    if kind == "mixtral":
+        return "block_sparse_moe", dict(gate="w1", down="w2", up="w3")
+    return "mlp", {name: f"{name}_proj" for name in ("gate", "up", "down")}
+
+
 def names(kind: str, e: Experts) -> Iterator[tuple[str, Place]]:
     """Returns the names of a layer's tensors behind `model.layers.N.`, one for each matrix of each expert, and their places."""
-    block = "block_sparse_moe" if kind == "mixtral" else "mlp"
-    sides = (
-        dict(gate="w1", down="w2", up="w3") if kind == "mixtral" else {n: f"{n}_proj" for n in ("gate", "up", "down")}
-    )
+    block, sides = _spelling(kind)
     yield f"{block}.gate.weight", Place("router")
     for expert in range(e.count):
         for name, theirs in sides.items():
@@ -114,3 +120,34 @@ def names(kind: str, e: Experts) -> Iterator[tuple[str, Place]]:
         for name, theirs in sides.items():
             yield f"{block}.shared_expert.{theirs}.weight", Place(f"shared_{name}")
         yield f"{block}.shared_expert_gate.weight", Place("shared_router")
+
+
+def apart(kind: str, config: ModelConfig, present: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Returns the tensors of files under the hub's names, where a stack of experts is one tensor for each matrix.
+
+    Stacks are those of transformers 5 in memory (modeling_qwen3_moe.py): gate_up_proj [E, 2F, D], gate before up, and
+    down_proj [E, D, F]. So each matrix is a stretch of neighbouring bytes, and nothing is read here.
+
+    Raises:
+      ValueError: a stack has another shape than `config` says, or a type that is not read.
+    """
+    (block, sides), out = _spelling(kind), dict(present)
+    for index in range(config.layers):
+        e = config.experts_of(index)
+        if e is None:
+            continue
+        theirs, ours = f"model.layers.{index}.mlp", f"model.layers.{index}.{block}"
+        if f"{ours}.gate.weight" not in out and f"{theirs}.gate.weight" in out:
+            out[f"{ours}.gate.weight"] = out.pop(f"{theirs}.gate.weight")
+        stacks = {"gate_up": (("gate", "up"), (e.ffw, config.embed)), "down": (("down",), (config.embed, e.ffw))}
+        for stack, (matrices, (rows, columns)) in stacks.items():
+            whole = f"{theirs}.experts.{stack}_proj"
+            parts = [f"{ours}.experts.{expert}.{sides[name]}.weight" for expert in range(e.count) for name in matrices]
+            # A stack beside one of its own parts stays under its name, which no family has.
+            if whole in out and out.keys().isdisjoint(parts):
+                entry = out.pop(whole)
+                tensor_file.refuse_other(entry, whole, (e.count, len(matrices) * rows, columns))
+                size = entry.bytes // len(parts)
+                for at, name in enumerate(parts):
+                    out[name] = entry._replace(shape=(rows, columns), start=entry.start + at * size, bytes=size)
+    return out

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from jaxrl_post.models import config_keys as keys
 from jaxrl_post.models import decoder, expert_files
 from jaxrl_post.models.model_config import ModelConfig, RopeScaling
+from jaxrl_post.models.tensor_file import Entry
 from jaxrl_post.ring import json_text
 from jaxrl_post.ring.json_text import said, shown
 
@@ -443,6 +444,13 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
         if name in shapes:
             out[_OUTSIDE[name]] = _tensor((name,), shapes[name].shape)
     return out
+
+
+def by_hub_names(config: ModelConfig, present: Mapping[str, Entry]) -> Mapping[str, Entry]:
+    """Returns the tensors of files under the names of `tensors`. Stacks of experts become one tensor for each matrix."""
+    if config.experts is None:
+        return present
+    return expert_files.apart(_expressing(config).kind, config, present)
 
 
 def _tensor(path: tuple[str, ...], ours: tuple[int, ...]) -> Tensor:

@@ -2,7 +2,7 @@
 
 Tensors are read one by one, the largest first, and placed at once. Of several processes each reads the ranges of its
 own devices alone. So loading needs little memory beyond the result. Saving gathers one tensor at a time, which process
-0 writes. Families and their names of tensors: models/families.py.
+0 writes: of a stack of experts one matrix. Families and their names of tensors: models/families.py.
 
 Invariants:
 - Every tensor is used or refused, never skipped.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -75,14 +76,25 @@ def _loaded(directory: Path, dtype: Any, shardings: Any) -> tuple[ModelConfig, d
     if not directory.is_dir():
         raise ValueError(f"model {directory}: no such directory")
     config = read_config(directory / "config.json")
-    expected, present = families.tensors(config), _entries(directory)
+    expected, present = families.tensors(config), families.by_hub_names(config, _entries(directory))
     _matching(directory, config, expected, present)
+    sources = {
+        path: [_Source(present[name], name, tensor, dtype) for name, tensor in own.items()]
+        for path, own in _by_leaf(expected).items()
+    }
     leaves = {}
     # The largest first: its temporary copy then adds least to the leaves that are loaded already.
-    for name in sorted(expected, key=lambda name: -present[name].bytes):
-        path, given = expected[name].path, (present[name], name, expected[name], dtype)
-        leaves[path] = read_leaf(*given) if shardings is None else _placed(*given, _at(shardings, path))
+    for path in sorted(sources, key=lambda path: -sum(source.entry.bytes for source in sources[path])):
+        leaves[path] = _leaf(sources[path], None if shardings is None else _at(shardings, path))
     return config, traverse_util.unflatten_dict(leaves)
+
+
+def _by_leaf(tensors: Mapping[str, Tensor]) -> dict[tuple[str, ...], dict[str, Tensor]]:
+    """Returns the tensors of each leaf by name: one, or one for each entry of its first axis, in order."""
+    out: dict[tuple[str, ...], dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        out.setdefault(tensor.path, {})[name] = tensor
+    return out
 
 
 def stored_dtype(directory: str | Path) -> str:
@@ -107,34 +119,69 @@ def check_savable(config: ModelConfig) -> None:
     families.write(config)
 
 
-def _placed(entry: Entry, name: str, tensor: Tensor, dtype: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Reads the pieces of a leaf that devices of this process hold. Checks their numbers as `read_leaf` does."""
-    stored = tensor_file.FLOATS[entry.type]
-    kept = stored if dtype is None else np.dtype(dtype)
-    where = f"model {entry.file}"
-    in_file, cast = tensor_file.Finite(where, name), tensor_file.Finite(where, name)
+class _Source:
+    """One tensor of the files. Its numbers are finite there, and where the cast could overflow after it."""
+
+    def __init__(self, entry: Entry, name: str, tensor: Tensor, dtype: Any):
+        self.entry, self.tensor = entry, tensor
+        stored = tensor_file.FLOATS[entry.type]
+        self.kept = stored if dtype is None else np.dtype(dtype)
+        where = f"model {entry.file}"
+        self._in_file, self._cast = tensor_file.Finite(where, name), tensor_file.Finite(where, name)
+        self._overflows = jnp.finfo(self.kept).max < jnp.finfo(stored).max
+
+    def read(self, index: relayout.Index) -> np.ndarray:
+        """Returns a piece of what the tensor is in params. Looks through its numbers for `refuse`."""
+        box = _box(self.tensor, index)
+        value = tensor_file.read(self.entry, box)
+        self._in_file.add(value, box)
+        piece = _ours(self.tensor, value, self.kept, _sizes(index))
+        if self._overflows:
+            self._cast.add(piece, index)
+        return piece
+
+    def refuse(self) -> None:
+        """Refuses the tensor where a number of a piece that was read is not finite."""
+        self._in_file.refuse()
+        self._cast.refuse()
+
+
+def _leaf(sources: list[_Source], sharding: jax.sharding.Sharding | None) -> Any:
+    """Returns a leaf in host memory, or on devices: of one tensor, or of one for each entry of its first axis.
+
+    Of several tensors one at a time is in memory beside the piece that they fill.
+    """
+    first, several = sources[0], sources[0].tensor.part is not None
+    shape = (len(sources), *first.tensor.ours) if several else first.tensor.ours
+    kept = functools.reduce(jnp.promote_types, (source.kept for source in sources))
 
     def read(index: relayout.Index) -> np.ndarray:
-        box = _box(tensor, index)
-        value = tensor_file.read(entry, box)
-        in_file.add(value, box)
-        leaf = _ours(tensor, value, kept, tuple(side.stop - side.start for side in index))
-        if jnp.finfo(kept).max < jnp.finfo(stored).max:
-            cast.add(leaf, index)
-        return leaf
+        if not several:
+            return first.read(index)
+        out = np.empty(_sizes(index), kept)
+        for entry, source in zip(out, sources[index[0]], strict=True):
+            entry[...] = source.read(index[1:])
+        return out
 
-    placed = relayout.placed(tensor.ours, kept, sharding, read)
-    in_file.refuse()
-    cast.refuse()
-    return placed
+    leaf = read(_whole(shape)) if sharding is None else relayout.placed(shape, kept, sharding, read)
+    for source in sources:
+        source.refuse()
+    return leaf
+
+
+def _whole(shape: tuple[int, ...]) -> relayout.Index:
+    return tuple(slice(0, size) for size in shape)
+
+
+def _sizes(index: relayout.Index) -> tuple[int, ...]:
+    return tuple(side.stop - side.start for side in index)
 
 
 def _box(tensor: Tensor, index: relayout.Index) -> tensor_file.Box:
     """Returns where a piece of the leaf lies in the file's tensor."""
-    if tensor.shape == tensor.ours:
-        return index
     if not tensor.transposed:
-        return (_joined(tensor.ours, index),)
+        ones = (slice(0, 1),) * (len(tensor.shape) - 1)
+        return index if tensor.shape == tensor.ours else (*ones, _joined(tensor.ours, index))
     inputs = next(at for at in range(1, len(index)) if math.prod(tensor.ours[:at]) == tensor.shape[1])
     return _joined(tensor.ours[inputs:], index[inputs:]), _joined(tensor.ours[:inputs], index[:inputs])
 
@@ -208,35 +255,22 @@ def _matching(directory: Path, config: ModelConfig, expected: Mapping[str, Tenso
         what = what or f"of shape {shown(given[name].shape)} is not part of this architecture"
         raise ValueError(f"model {directory}: tensor {said(name)} {what}")
     for name, tensor in expected.items():
-        if given[name].shape != tensor.shape:
-            raise ValueError(
-                f"model {given[name].file}: tensor {name} has shape {shown(given[name].shape)}, expected {tensor.shape}"
-            )
-        if given[name].type not in tensor_file.FLOATS:
-            raise ValueError(
-                f"model {given[name].file}: tensor {name} has type {given[name].type}, expected one of "
-                f"{', '.join(sorted(tensor_file.FLOATS))}"
-            )
+        tensor_file.refuse_other(given[name], name, tensor.shape)
 
 
 def read_leaf(entry: Entry, name: str, tensor: Tensor, dtype: Any) -> np.ndarray:
-    """Reads a tensor as a leaf of params. Its numbers are finite in the file, and where the cast could overflow after it."""
-    value, where = tensor_file.read(entry), f"model {entry.file}"
-    tensor_file.refuse_not_finite(where, name, value)
-    leaf = _ours(tensor, value, dtype, tensor.ours)
-    if jnp.finfo(leaf.dtype).max < jnp.finfo(value.dtype).max:
-        tensor_file.refuse_not_finite(where, name, leaf)
+    """Reads a tensor as a leaf of params, or as one entry of it. Its numbers are finite as `load` wants them."""
+    source = _Source(entry, name, tensor, dtype)
+    leaf = source.read(_whole(tensor.ours))
+    source.refuse()
     return leaf
 
 
 def _ours(tensor: Tensor, value: np.ndarray, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
     # Transposed before the cast: the file's dtype has usually fewer bytes.
     value = np.ascontiguousarray(value.T) if tensor.transposed else value
-    value = value.reshape(shape)
-    if dtype is None:
-        return value
     with np.errstate(over="ignore"):  # what overflows is refused by its tensor's name
-        return value.astype(dtype, copy=False)
+        return value.reshape(shape).astype(dtype, copy=False)
 
 
 def save(
@@ -300,15 +334,15 @@ def _writable(directory: Path, dtype: str, files: list[Path]) -> None:
 
 
 def _complete(tensors: Mapping[str, Tensor], params: Mapping) -> None:
-    for name, tensor in tensors.items():
+    for path, own in _by_leaf(tensors).items():
+        name, tensor = next(iter(own.items()))
+        expected = tensor.ours if tensor.part is None else (len(own), *tensor.ours)
         try:
-            shape = np.shape(_at(params, tensor.path))
+            shape = np.shape(_at(params, path))
         except KeyError:
-            raise ValueError(
-                f"model: params have no {'.'.join(tensor.path)}, needed for {name} {tensor.shape}"
-            ) from None
-        if shape != tensor.ours:
-            raise ValueError(f"model: params {'.'.join(tensor.path)} has shape {shape}, expected {tensor.ours}")
+            raise ValueError(f"model: params have no {'.'.join(path)}, needed for {name} {tensor.shape}") from None
+        if shape != expected:
+            raise ValueError(f"model: params {'.'.join(path)} has shape {shape}, expected {expected}")
 
 
 def _write_tensors(
@@ -336,7 +370,8 @@ def _write_tensors(
 def as_in_files(tensors: Mapping[str, Tensor], params: Mapping, dtype: np.dtype) -> Iterator[np.ndarray]:
     """Returns each tensor as it is in files, in order. It is gathered when it is asked for."""
     for tensor in tensors.values():
-        value = processes.gathered(_at(params, tensor.path), dtype)
+        leaf = _at(params, tensor.path)
+        value = processes.gathered(leaf if tensor.part is None else relayout.entry(leaf, tensor.part), dtype)
         yield value.reshape(tensor.shape[::-1]).T if tensor.transposed else value.reshape(tensor.shape)
 
 

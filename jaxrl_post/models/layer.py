@@ -189,7 +189,7 @@ class Layer(nnx.Module):
             ids, cache = routing.choose(self.index, scores, e.per_token, cache)
             gates = mixture.gates(scores, ids, e)
         names = [name for name in EXPERT_AXES if e.biased or not name.endswith("_bias")]
-        matrices = {name: getattr(self, f"experts_{name}")[...] for name in names}
+        matrices = {name: jnp.asarray(getattr(self, f"experts_{name}")[...]) for name in names}
         last = matrices.pop("down_bias", None)
         with jax.named_scope("experts"):
             run = functools.partial(mixture.mixed, experts=e, activation=self.config.activation)

@@ -171,6 +171,16 @@ class Finite:
             )
 
 
+def refuse_other(entry: Entry, name: str, shape: tuple[int, ...]) -> None:
+    """Refuses a tensor of another shape, or of a type that is not read."""
+    if entry.shape != shape:
+        raise ValueError(f"model {entry.file}: tensor {name} has shape {shown(entry.shape)}, expected {shape}")
+    if entry.type not in FLOATS:
+        raise ValueError(
+            f"model {entry.file}: tensor {name} has type {entry.type}, expected one of {', '.join(sorted(FLOATS))}"
+        )
+
+
 def refuse_not_finite(where: str, name: str, value: np.ndarray) -> None:
     """Refuses a whole tensor with a number that is infinite or none; see Finite."""
     finite = Finite(where, name)
