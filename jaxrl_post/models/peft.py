@@ -72,7 +72,7 @@ def matched(directory: str | Path, model: ModelConfig) -> dict[str, tensor_file.
     """Returns the tensors of a directory by name. They are those that `model` describes, of its rank, scale and targets."""
     directory = Path(directory)
     there, _ = read(directory)
-    _refuse_other(directory, there, model.lora)
+    _refuse_other(directory, there, _with_tensors(model))
     expected, present = tensors(model), _entries(directory)
     for name in sorted(expected.keys() ^ present.keys()):
         what = f"is missing; expected shape {expected[name].shape}" if name in expected else "is not part of this model"
@@ -96,6 +96,12 @@ def _refuse_other(directory: Path, there: Lora, here: Lora) -> None:
                 f"lora.adapter={directory}: it has {key}={named[0][key]!r}, and lora.{key} means {named[1][key]!r}; the "
                 f"nearest valid lora.{key} is {named[0][key]!r}"
             )
+
+
+def _with_tensors(model: ModelConfig) -> Lora:
+    """Returns the additions less targets that no layer has: experts have none, so gate, up and down may be in no layer."""
+    names = {tensor.path[-1].rpartition("_")[0] for tensor in tensors(model).values()}
+    return model.lora._replace(targets=tuple(name for name in model.lora.targets if name in names))
 
 
 def tensors(model: ModelConfig) -> dict[str, Tensor]:
@@ -132,7 +138,7 @@ def save(directory: str | Path, model: ModelConfig, adapter: Mapping, *, base: s
     shapes = {name: tensor.shape for name, tensor in all_of_them.items()}
     with hf.replacing(directory) as made:
         tensor_file.write(made / TENSORS, shapes, np.dtype(np.float32), values)
-        (made / CONFIG).write_text(json.dumps(_config(model.lora, base), indent=2) + "\n", encoding="utf-8")
+        (made / CONFIG).write_text(json.dumps(_config(_with_tensors(model), base), indent=2) + "\n", encoding="utf-8")
 
 
 def _config(given: Lora, base: str) -> dict[str, Any]:
