@@ -1,7 +1,7 @@
 """Families against transformers: the golden scores of tests/goldens, ours, and the faults that must part them.
 
 Each fault is what a reader or a decoder could get wrong in that family, planted by changing config or weights after
-they were read. The arms are not jitted: each fault would be compiled anew, in six times the time.
+they were read, or a function of the computation. The arms are not jitted: each fault would be compiled anew, in six times the time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,7 @@ from dense_attend import dense
 from older_config import older
 
 from jaxrl_post.kernels import attention
-from jaxrl_post.models import decoder, hf
+from jaxrl_post.models import decoder, experts, hf
 from jaxrl_post.models.model_config import ModelConfig, RopeScaling
 from jaxrl_post.trainer.attention import packed
 
@@ -99,28 +101,25 @@ def field(**changes) -> Callable:
 
 
 def swapped(one: str, other: str) -> Callable:
-    """Two tensors of every layer in each other's place."""
+    """Two tensors in each other's place, in every layer that has them."""
+    return layers_with(one, lambda layer: {one: layer[other], other: layer[one]})
 
-    def change(layer: dict) -> dict:
-        return {**layer, one: layer[other], other: layer[one]}
+
+def layers_with(name: str, change: Callable) -> Callable:
+    """Every layer that has a tensor of this name with what `change` returns."""
+
+    def changed(layer: dict) -> dict:
+        return {**layer, **change(layer)} if name in layer else layer
 
     return lambda config, params: (
         config,
-        {**params, "layers": {index: change(layer) for index, layer in params["layers"].items()}},
+        {**params, "layers": {index: changed(layer) for index, layer in params["layers"].items()}},
     )
 
 
 def neutral(name: str, value: float) -> Callable:
-    """A norm or a bias of every layer forgotten."""
-    return lambda config, params: (
-        config,
-        {
-            **params,
-            "layers": {
-                index: {**layer, name: np.full_like(layer[name], value)} for index, layer in params["layers"].items()
-            },
-        },
-    )
+    """A tensor forgotten, in every layer that has it."""
+    return layers_with(name, lambda layer: {name: np.full_like(layer[name], value)})
 
 
 def window(by: int) -> Callable:
@@ -169,6 +168,53 @@ def unscaled_embedding(config: ModelConfig, params: dict):
     return dataclasses.replace(config, embed_scale=1.0), params
 
 
+class Computed(NamedTuple):
+    """A mistake of the computation, which no setting or weight makes: `wrong(right, *arguments)` for a module's function."""
+
+    module: Any
+    name: str
+    wrong: Callable
+
+
+def of_experts(**changes) -> Callable:
+    """A setting of the experts read wrong."""
+    return lambda config, params: (dataclasses.replace(config, experts=config.experts._replace(**changes)), params)
+
+
+def more_ranks(by: int) -> Callable:
+    return lambda config, params: of_experts(per_token=config.experts.per_token + by)(config, params)
+
+
+def sigmoids(right: Callable, scores, ids, e):
+    """Gates of another kind of router."""
+    picked = jax.nn.sigmoid(jnp.take_along_axis(scores, ids, axis=-1))
+    return picked / picked.sum(-1, keepdims=True) if e.renormalised else picked
+
+
+def routers_elsewhere(config: ModelConfig, params: dict):
+    """Each layer with the router of the next that has one."""
+    own = [index for index, layer in params["layers"].items() if "router" in layer]
+    next_one = dict(zip(own, own[1:] + own[:1]))
+    moved = {
+        at: {**params["layers"][at], "router": params["layers"][other]["router"]} for at, other in next_one.items()
+    }
+    return config, {**params, "layers": {**params["layers"], **moved}}
+
+
+def kind_of(index: str, other: str) -> Callable:
+    """A layer with the feed-forward of another: experts for one feed-forward, or one for experts."""
+
+    def change(config: ModelConfig, params: dict):
+        layers, attention = params["layers"], ("attn_norm", "ffw_norm", "q", "k", "v", "o", "q_norm", "k_norm")
+        own = {name: leaf for name, leaf in layers[index].items() if name in attention}
+        taken = {name: leaf for name, leaf in layers[other].items() if name not in attention}
+        dense = set(config.experts.dense_layers) - {int(index)} | ({int(index)} if "gate" in taken else set())
+        config, _ = of_experts(dense_layers=tuple(sorted(dense)))(config, params)
+        return config, {**params, "layers": {**layers, index: own | taken}}
+
+    return change
+
+
 NORMS = {"norms_swapped": swapped("attn_norm", "ffw_norm")}
 SCALED = RopeScaling("llama3", 8.0, 1.0, 4.0, 16)
 POSTS = {
@@ -183,7 +229,20 @@ POSTS = {
     "window_one_shorter": window(-1),
     "windows_elsewhere": windows_elsewhere,
 }
-FAULTS: dict[str, dict[str, Callable]] = {
+MATRICES = ("experts_gate", "experts_up", "experts_down")
+GATE_AND_UP = swapped("experts_gate", "experts_up")
+EXPERTS = NORMS | {
+    "experts_without_their_weights": Computed(experts, "gates", lambda right, scores, ids, e: jnp.ones(ids.shape)),
+    "weights_of_other_ranks": Computed(experts, "gates", lambda right, *given: right(*given)[..., ::-1]),
+    "sigmoids_for_the_softmax": Computed(experts, "gates", sigmoids),
+    "one_rank_fewer": more_ranks(-1),
+    "one_rank_more": more_ranks(1),
+    "expert_one_on": layers_with("router", lambda layer: {name: np.roll(layer[name], 1, axis=0) for name in MATRICES}),
+    "routers_elsewhere": routers_elsewhere,
+}
+# Where chosen scores go through the softmax, gates are renormalised. Else top-k comes behind the softmax.
+SOFTMAX_OVER_ALL, SOFTMAX_OVER_THE_CHOSEN = of_experts(renormalised=False), of_experts(renormalised=True)
+FAULTS: dict[str, dict[str, Callable | Computed]] = {
     "llama2": NORMS
     | {
         "rope_theta_default": field(rope_theta=10000.0),
@@ -225,9 +284,39 @@ FAULTS: dict[str, dict[str, Callable]] = {
         "local_rope_theta_off": field(local_rope_theta=None),
         "local_theta_everywhere": field(rope_theta=50.0),
     },
+    "qwen2_moe": EXPERTS
+    | {
+        "gate_and_up_swapped": GATE_AND_UP,
+        "softmax_behind_top_k": SOFTMAX_OVER_THE_CHOSEN,
+        "shared_without_its_sigmoid": Computed(jax.nn, "sigmoid", lambda right, x: jnp.ones_like(x)),
+        "shared_left_out": neutral("shared_down", 0),
+        "shared_gate_and_up_swapped": swapped("shared_gate", "shared_up"),
+        "windows_reversed": windows_reversed,
+        "q_bias_dropped": neutral("q_bias", 0),
+    },
+    "qwen3_moe": EXPERTS
+    | {
+        "gate_and_up_swapped": GATE_AND_UP,
+        "not_renormalised": SOFTMAX_OVER_ALL,
+        "dense_layer_with_experts": kind_of("0", "1"),
+        "layer_with_experts_dense": kind_of("1", "0"),
+        "q_and_k_norm_swapped": swapped("q_norm", "k_norm"),
+    },
+    "mixtral": EXPERTS
+    | {
+        "w1_and_w3_swapped": GATE_AND_UP,
+        "softmax_over_all_experts": SOFTMAX_OVER_ALL,
+        "window_one_longer": window(1),
+        "windows_off": field(windows=()),
+    },
 }
 
 
 def planted(family: str, fault: str) -> tuple[float, int]:
     """`gap` of the golden checkpoint with one fault in it."""
-    return gap(family, *FAULTS[family][fault](*hf.load(GOLDENS / family)))
+    change, read = FAULTS[family][fault], hf.load(GOLDENS / family)
+    if not isinstance(change, Computed):
+        return gap(family, *change(*read))
+    right = getattr(change.module, change.name)
+    with mock.patch.object(change.module, change.name, lambda *given: change.wrong(right, *given)):
+        return gap(family, *read)

@@ -61,7 +61,17 @@ def test_over_the_attention_of_trainer_and_engine_scores_are_as_close(arm):
 
 
 @pytest.mark.parametrize(
-    "family, leaves", [("llama2", 9), ("qwen2", 12), ("qwen3", 11), ("gemma2", 11), ("gemma3", 13)]
+    "family, leaves",
+    [
+        ("llama2", 9),
+        ("qwen2", 12),
+        ("qwen3", 11),
+        ("gemma2", 11),
+        ("gemma3", 13),
+        ("qwen2_moe", 17),
+        ("qwen3_moe", 11),
+        ("mixtral", 10),
+    ],
 )
 def test_each_family_has_its_own_leaves(family, leaves):
     config, params = hf.load(arms.GOLDENS / family)
