@@ -2,6 +2,7 @@
 
 import json
 import os
+import os
 import socket
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from jaxrl_post.config import default
 def get_config():
     c = default()
     c.name, c.steps, c.run_dir = "toy", 3, "{here}/runs"
-    c.model.preset, c.model.tokenizer = "tiny", "{here}/tokenizer"
+    c.model.preset, c.model.tokenizer = "PRESET", "{here}/tokenizer"
     c.engine.slots, c.engine.max_length, c.engine.page_size, c.engine.row_sizes = 8, 32, 8, (32,)
     c.engine.steps_per_dispatch = 4
     c.sampling.max_tokens = 8
@@ -40,6 +41,8 @@ def get_config():
     c.reward.functions = ("{here}/reward.py:first_digit",)
     return c
 """
+
+CONFIG = CONFIG.replace("PRESET", "tiny_moe" if "LAB_EXPERTS" in os.environ else "tiny")  # see engine_lab.EXPERTS
 
 REWARD = """
 def first_digit(data_source, solution_str, ground_truth, extra_info):

@@ -73,7 +73,7 @@ class Program:
     config: decoder.ModelConfig
     dtype: Any
     spread: Callable
-    routing: experts.Routing
+    routing: experts.Routing = experts.ALONE
     platforms: frozenset[str] = hardware.PLATFORMS
 
 
