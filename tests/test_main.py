@@ -2,7 +2,6 @@
 
 import json
 import os
-import os
 import socket
 import subprocess
 import sys
