@@ -164,12 +164,14 @@ class Record:
             raise RuntimeError(f"{' '.join(command)} exited {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
         return done.stdout
 
-    def passed(self, file: str, selection: str, timeout_s: float = 900) -> int:
+    def passed(
+        self, file: str, selection: str, timeout_s: float = 900, env: Mapping[str, str] | None = None
+    ) -> int:
         """Counts the tests of `file` that pytest's `-k selection` chooses and that pass. Skipped ones do not count."""
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"
             pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-            self.run(*pytest, f"--junitxml={report}", file, "-k", selection, timeout_s=timeout_s)
+            self.run(*pytest, f"--junitxml={report}", file, "-k", selection, timeout_s=timeout_s, env=env)
             cases = list(ElementTree.parse(report).iter("testcase"))
         return sum(not {"failure", "error", "skipped"} & {child.tag for child in case} for case in cases)
 
