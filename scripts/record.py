@@ -164,9 +164,7 @@ class Record:
             raise RuntimeError(f"{' '.join(command)} exited {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
         return done.stdout
 
-    def passed(
-        self, file: str, selection: str, timeout_s: float = 900, env: Mapping[str, str] | None = None
-    ) -> int:
+    def passed(self, file: str, selection: str, timeout_s: float = 900, env: Mapping[str, str] | None = None) -> int:
         """Counts the tests of `file` that pytest's `-k selection` chooses and that pass. Skipped ones do not count."""
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"

@@ -80,7 +80,8 @@ def _attention(layer, config, x, positions, window) -> np.ndarray:
 def _turned(x, config, positions, local) -> np.ndarray:
     half = config.head_dim // 2
     angles = np.outer(positions, [_frequency(config, i, local) for i in range(half)])
-    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)[:, None, :]
+    scale = 1.0 if local else _turn_scale(config.rope_scaling)
+    turned = (x[..., :half] + 1j * x[..., half:]) * scale * np.exp(1j * angles)[:, None, :]
     return np.concatenate([turned.real, turned.imag], -1).astype(x.dtype)
 
 
@@ -89,10 +90,16 @@ def _frequency(config, i: int, local: bool) -> float:
         return 1 / config.local_rope_theta ** (2 * i / config.head_dim)
     plain = 1 / config.rope_theta ** (2 * i / config.head_dim)
     scaling = config.rope_scaling
-    if scaling is None:
+    if scaling is None or scaling.kind == "dynamic":
         return plain
     if scaling.kind == "linear":
         return plain / scaling.factor
+    if scaling.kind == "longrope":
+        longer = config.max_length > scaling.original_length
+        return plain / (scaling.long_factors[i] if longer else scaling.short_factors[i])
+    if scaling.kind == "yarn":
+        divided = _divided_by_yarn(config, scaling, i)
+        return (1 - divided) * plain + divided * plain / scaling.factor
     wavelength = 2 * math.pi / plain
     if wavelength < scaling.original_length / scaling.high_frequency_factor:
         return plain
@@ -102,6 +109,28 @@ def _frequency(config, i: int, local: bool) -> float:
         scaling.high_frequency_factor - scaling.low_frequency_factor
     )
     return (1 - smooth) * plain / scaling.factor + smooth * plain
+
+
+def _divided_by_yarn(config, scaling, i: int) -> float:
+    """The ramp of arXiv 2309.00071, over the index: pair j turns length * theta^(-2j/H) / (2 pi) times, solved for j."""
+    first, last = (
+        config.head_dim / 2 * math.log(scaling.original_length / (2 * math.pi * turns), config.rope_theta)
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    )
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first = max(first, 0)
+    return 0.0 if i <= first else 1.0 if i >= last else (i - first) / (last - first)
+
+
+def _turn_scale(scaling) -> float:
+    if scaling is None or scaling.kind not in ("yarn", "longrope"):
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.kind == "yarn":
+        return 1 + math.log(scaling.factor) / 10
+    return math.sqrt(math.log(scaling.original_length * scaling.factor, scaling.original_length))
 
 
 def experts(layer, config, x) -> np.ndarray:

@@ -12,7 +12,7 @@ import pytest
 from refusals import refused
 
 from jaxrl_post.models import decoder, layer_loop
-from jaxrl_post.models.model_config import Experts, ModelConfig, RopeScaling
+from jaxrl_post.models.model_config import Experts, ModelConfig, RopeScaling, frequencies, turn_scale
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
 from tests import numpy_llama
@@ -21,6 +21,9 @@ from tests.dense_attend import dense
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 PLAIN = ModelConfig(vocab_size=29, embed=16, layers=2, heads=4, kv_heads=2, head_dim=8, ffw=20, max_length=64)
+LONGROPE = RopeScaling(
+    "longrope", 4.0, original_length=63, short_factors=(1.0, 1.2, 1.4, 2.0), long_factors=(1.5, 2.0, 3.0, 5.0)
+)
 VARIANTS = {
     "plain": {},
     "tied": dict(tied=True),
@@ -35,6 +38,18 @@ VARIANTS = {
     "rope_linear": dict(rope_scaling=RopeScaling("linear", 4.0)),
     # Wavelengths of the four pairs are 6.3, 63, 628 and 6283 positions: kept, kept, blended and divided.
     "rope_llama3": dict(rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 1000)),
+    # Pairs 0 to 3: kept, two thirds kept, one third kept, divided.
+    "rope_yarn": dict(rope_scaling=RopeScaling("yarn", 8.0, original_length=1000)),
+    "rope_yarn_smooth": dict(
+        rope_scaling=RopeScaling(
+            "yarn", 8.0, original_length=900, attention_factor=0.7, beta_fast=9.0, beta_slow=0.5, truncate=False
+        )
+    ),
+    "rope_longrope": dict(rope_scaling=LONGROPE),
+    "rope_longrope_short": dict(rope_scaling=LONGROPE._replace(original_length=64)),
+    "rope_yarn_local": dict(
+        windows=(None, 5), local_rope_theta=30.0, rope_scaling=RopeScaling("yarn", 8.0, original_length=1000)
+    ),
     "rope_local": dict(windows=(None, 5), local_rope_theta=30.0, rope_scaling=RopeScaling("linear", 4.0)),
     "norm_offset": dict(norm_offset=1.0),
     "post_norms": dict(post_norms=True),
@@ -118,6 +133,17 @@ def test_in_float64_the_twin_is_met_to_the_last_digits():
         assert ours.dtype == jnp.float64
     exact = numpy_llama.forward(params, config, tokens, dtype=np.float64)
     np.testing.assert_allclose(ours[0], exact, rtol=0, atol=1e-13)
+
+
+def test_longrope_is_chosen_by_the_length_of_the_model_and_dynamic_is_plain():
+    at, beyond = (dataclasses.replace(PLAIN, max_length=n, rope_scaling=LONGROPE) for n in (63, 64))
+    plain = frequencies(PLAIN, 0)
+    np.testing.assert_array_equal(plain / frequencies(at, 0), LONGROPE.short_factors)
+    np.testing.assert_allclose(plain / frequencies(beyond, 0), LONGROPE.long_factors, rtol=1e-15)
+    assert turn_scale(at, 0) == turn_scale(beyond, 0) == pytest.approx((np.log(4 * 63) / np.log(63)) ** 0.5, rel=1e-15)
+    dynamic = dataclasses.replace(PLAIN, rope_scaling=RopeScaling("dynamic", 4.0))
+    np.testing.assert_array_equal(frequencies(dynamic, 0), plain)
+    assert turn_scale(dynamic, 0) == 1
 
 
 def test_packed_texts_score_as_if_alone():
@@ -310,7 +336,13 @@ def test_presets_have_the_published_number_of_parameters(name, count):
         (dict(windows=(None,)), "windows has 1 entries, expected one for each of 2 layers"),
         (dict(windows=(None, 0)), "at least 1"),
         (dict(activation="relu"), "not one of silu, gelu_tanh, gelu"),
-        (dict(rope_scaling=RopeScaling("yarn", 2.0)), "'yarn' is not one of linear, llama3"),
+        (dict(rope_scaling=RopeScaling("ntk", 2.0)), "'ntk' is not one of linear, llama3, yarn, dynamic, longrope"),
+        (dict(rope_scaling=RopeScaling("yarn", 2.0), rope_theta=1.0), "rope_theta=1 must be above 1, because yarn"),
+        (dict(rope_scaling=LONGROPE._replace(original_length=1)), "original length 1 of longrope must be at least 2"),
+        (
+            dict(rope_scaling=LONGROPE._replace(long_factors=(1.0,))),
+            "longrope has 1 long factors, expected 4, one for each pair of head_dim=8",
+        ),
         (dict(ffw=0), "ffw must be at least 1, got 0"),
     ],
 )

@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 import safetensors.numpy
 from refusals import refused
 from test_models_hf import SQUARE, TINY, assert_same, shaken
 
 from jaxrl_post.models import decoder, families, hf
-from jaxrl_post.models.model_config import Experts, RopeScaling
+from jaxrl_post.models.model_config import Experts, RopeScaling, frequencies, turn_scale
 
 GEMMA = dataclasses.replace(
     TINY, norm_offset=1.0, post_norms=True, embed_scale=32**0.5, windows=(7, None), activation="gelu_tanh"
@@ -202,6 +203,105 @@ def test_a_mistral_without_a_window_stays_a_mistral(tmp_path):
     assert families.write(biased)["architectures"] == ["Qwen2ForCausalLM"]
 
 
+# The keys beside a plain model of heads of 16; then angles per position and factor of the cosines, as they come from
+# ROPE_INIT_FUNCTIONS of transformers 5.24.0 in float32 at the whole length. The first two are Qwen 2.5's and gpt-oss's.
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 4096,
+  "short_factor": [1, 1.05, 1.1, 1.3, 1.5, 1.8, 2.1, 2.5], "long_factor": [1.1, 1.4, 2.2, 4.5, 9, 17, 28, 32.5]}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.5}
+LONG = [0.9090909, 0.225877, 0.04545455, 0.007027284, 0.001111111, 0.0001860163, 3.571429e-05, 9.730085e-06]
+ROPES = {
+    "yarn": (131072, YARN | {"rope_theta": 1e6, "factor": 4, "original_max_position_embeddings": 32768},
+      [1, 0.1778279, 0.03162278, 0.00421756, 0.0005, 4.445699e-05, 7.905694e-06, 1.405853e-06], 1.1386294),
+    "yarn, smooth": (131072, YARN | {"rope_theta": 150000, "factor": 32, "original_max_position_embeddings": 4096,
+      "truncate": False, "beta_fast": 32, "beta_slow": 1},
+      [1, 0.225418, 0.05081327, 0.006794959, 0.0004564839, 1.818834e-05, 4.099978e-06, 9.24209e-07], 1.3465736),
+    "yarn, mscale": (163840, YARN | {"factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 16,
+      "beta_slow": 2, "mscale": 1, "mscale_all_dim": 0.5},
+      [1, 0.3162278, 0.1, 0.03162278, 0.006749999, 0.001106797, 2.5e-05, 7.905694e-06], 1.155722),
+    "yarn, attention_factor": (16384, YARN | {"original_max_position_embeddings": 8192, "attention_factor": 0.75},
+      [1, 0.3162278, 0.1, 0.03162278, 0.0085, 0.002213595, 0.00055, 0.0001264911], 0.75),
+    "yarn, no original length": (4096, YARN | {"mscale": None},
+      [1, 0.3162278, 0.1, 0.02687936, 0.007, 0.001739253, 0.0004, 0.0001264911], 1.0916291),
+    "yarn, one bound": (4096, YARN | {"factor": 8, "original_max_position_embeddings": 1024, "beta_fast": 4,
+      "beta_slow": 4, "truncate": False},
+      [1, 0.3162278, 0.1, 0.03162278, 0.00125, 0.0003952847, 0.000125, 3.952847e-05], 1.2079442),
+    "longrope": (131072, LONGROPE, LONG, 1.1902381),
+    "longrope, factor": (131072, LONGROPE | {"factor": 8}, LONG, 1.118034),
+    "longrope, attention_factor": (131072, LONGROPE | {"attention_factor": 1.3}, LONG, 1.3),
+    "longrope, short": (4096, LONGROPE,
+      [1, 0.3011693, 0.09090909, 0.02432521, 0.006666667, 0.001756821, 0.0004761905, 0.0001264911], 1),
+    "dynamic": (4096, {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4},
+      [1, 0.3162278, 0.1, 0.03162278, 0.01, 0.003162278, 0.001, 0.0003162278], 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_rotations_are_those_of_transformers(tmp_path, name):
+    length, rope, steps, scale = ROPES[name]
+    plain = {key: value for key, value in PUBLISHED["llama-2-7b"][0].items() if not key.startswith("rope")}
+    plain |= {"head_dim": 16, "max_position_embeddings": length}
+    config = read_as(tmp_path, **plain, rope_parameters=rope)
+    np.testing.assert_allclose(frequencies(config, 0), steps, rtol=3e-7)
+    assert turn_scale(config, 0) == pytest.approx(scale, rel=1e-7)
+    older = {key: value for key, value in rope.items() if key not in ("rope_theta", "rope_type")}
+    older = {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": rope["rope_type"], **older}}
+    assert read_as(tmp_path, **plain, **older) == config
+
+
+def test_an_original_length_beside_the_rope_parameters_goes_first(tmp_path):
+    beside = {"original_max_position_embeddings": 1024}
+    for name, about in (
+        ("llama-2-7b", YARN),
+        ("llama-2-7b", LONGROPE | {"short_factor": [2] * 64, "long_factor": [3] * 64}),
+    ):
+        both = PUBLISHED[name][0] | {"rope_scaling": about | {"original_max_position_embeddings": 2048}} | beside
+        assert read_as(tmp_path, **both).rope_scaling.original_length == 1024
+    both = PUBLISHED["gemma-3-1b"][0] | {"rope_scaling": YARN} | beside
+    assert read_as(tmp_path, **both).rope_scaling.original_length == 32768  # its two sets have no such key beside them
+
+
+HALF = TINY.head_dim // 2
+SCALINGS = {
+    "linear": RopeScaling("linear", 2.0),
+    "llama3": RopeScaling("llama3", 8.0, 1.5, 3.0, 99),
+    "yarn": RopeScaling("yarn", 4.0, original_length=64, beta_fast=9.0, beta_slow=0.5),
+    "yarn, attention_factor": RopeScaling("yarn", 4.0, original_length=64, attention_factor=0.9),
+    "dynamic": RopeScaling("dynamic", 4.0),
+    "longrope": RopeScaling(
+        "longrope", 4.0, original_length=64, short_factors=(1.5,) * HALF, long_factors=tuple(range(1, HALF + 1))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_every_family_keeps_every_kind_of_rotation(tmp_path, name):
+    for config in (TINY, *FAMILIES):
+        config = dataclasses.replace(config, rope_scaling=SCALINGS[name])
+        assert read_as(tmp_path, **families.write(config)) == config
+        hash(config)
+
+
+def test_smooth_yarn_is_kept_but_refused_for_gemma_3_both_ways(tmp_path):
+    """transformers 5.24 computes as if the key were absent where the layers have two rotations."""
+    smooth = SCALINGS["yarn"]._replace(truncate=False)
+    for config, kind in zip((TINY, *FAMILIES), ("llama", *KINDS), strict=True):
+        config = dataclasses.replace(config, rope_scaling=smooth)
+        if kind == "gemma3_text":
+            refused("rope_scaling.truncate=False cannot be saved as Gemma3ForCausalLM", families.write, config)
+        else:
+            assert read_as(tmp_path, **families.write(config)) == config
+    given = PUBLISHED["gemma-3-1b"][0] | {"rope_scaling": YARN | {"truncate": False}}
+    refused("truncate=False is not supported for Gemma3ForCausalLM, .* value is true", read_as, tmp_path, **given)
+
+
+def rope_of_golden(**about):
+    return {"rope_parameters": {"rope_theta": 1e4, **about}}
+
+
+def longrope_of_golden(**about):
+    return rope_of_golden(**LONGROPE | {"short_factor": [1] * 4, "long_factor": [2] * 4} | about)
+
+
 WRONG = [
     ("llama2", {"architectures": 5}, "architectures must be a list of texts, got 5"),
     ("llama2", {"architectures": [["a"]]}, "architectures must be a list of texts"),
@@ -233,6 +333,26 @@ WRONG = [
     ("qwen2_moe", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size must be a whole number of at"),
     ("qwen3_moe", {"mlp_only_layers": [3]}, r"mlp_only_layers=\[3\] must be a list of layers from 0 to 2"),
     ("qwen3_moe", {"decoder_sparse_step": 4}, "leave none of 3 layers with experts; a model without experts is a qwen3$"),
+    ("llama2", rope_of_golden(rope_type="yarn"), "factor must be a number, got None"),
+    ("llama2", rope_of_golden(rope_type="yarn", factor=0.5), "factor=0.5 must be from 1 to .* nearest is 1"),
+    ("llama2", rope_of_golden(rope_type="yarn", factor=-2), "factor=-2 must be from 1 to .* nearest is 1"),
+    ("llama2", rope_of_golden(rope_type="yarn", factor=2, attention_factor=0), "attention_factor=0 must be above 0"),
+    ("llama2", rope_of_golden(rope_type="yarn", factor=2, mscale="1"), "mscale must be a number, got '1'"),
+    ("llama2", rope_of_golden(rope_type="yarn", factor=2, truncate=1), "truncate must be true or false, got 1"),
+    ("llama2", rope_of_golden(rope_type="yarn", factor=2, beta_slow=0), "beta_slow=0 must be from 0.001 to"),
+    ("llama2", rope_of_golden(rope_type="yarn", factor=2, beta_fast=2, beta_slow=3), "beta_fast=2 must be from 3 to"),
+    ("llama2", rope_of_golden(rope_type="yarn", factor=2, original_max_position_embeddings=0),
+      "original_max_position_embeddings must be a whole number of at least 1, got 0"),
+    ("llama2", rope_of_golden(rope_type="yarn", factor=2, rope_theta=1), "config.json: rope_theta=1 must be above 1"),
+    ("llama2", rope_of_golden(rope_type="dynamic"), "factor must be a number, got None"),
+    ("llama2", rope_of_golden(rope_type="dynamic", factor=2, original_max_position_embeddings=32),
+      "max_position_embeddings=64 is beyond original_max_position_embeddings=32, .* nearest valid value is 32"),
+    ("llama2", longrope_of_golden(long_factor=None), "long_factor must be a list of numbers, got None"),
+    ("llama2", longrope_of_golden(short_factor=[1, 1, -1, 1]), "short_factor=-1 must be from 0 to"),
+    ("llama2", longrope_of_golden(short_factor=[1, 1, "1", 1]), "short_factor must be a number, got '1'"),
+    ("llama2", longrope_of_golden(short_factor=[1] * 3), "config.json: longrope has 3 short factors, expected 4"),
+    ("llama2", longrope_of_golden(factor=0.5), "factor=0.5 must be from 1 to"),
+    ("llama2", longrope_of_golden(original_max_position_embeddings=1), "original length 1 of longrope must be at least 2"),
 ]  # fmt: skip
 
 

@@ -208,7 +208,11 @@ NORM = "model.layers.1.input_layernorm.weight"
         (lambda c, t: c.update(attention_bias=True), "attention_bias=True is not supported"),
         (lambda c, t: c.update(quantization_config={"bits": 4}), "quantization_config=.* is not supported"),
         (lambda c, t: c.update(hidden_act="relu"), "hidden_act='relu' is not one of silu"),
-        (lambda c, t: c.update(rope_scaling={"type": "yarn", "factor": 2}), "rope type 'yarn' is not one of default"),
+        (
+            lambda c, t: c.update(rope_scaling={"type": "ntk", "factor": 2}),
+            "rope type 'ntk' is not one of default, linear, llama3, yarn, dynamic, longrope",
+        ),
+        (lambda c, t: c.update(rope_scaling={"type": "yarn"}), "factor must be a number, got None"),
         (lambda c, t: c.update(rope_scaling={"type": "linear"}), "factor must be a number"),
         (lambda c, t: t.pop(NORM), rf"tensor {NORM} is missing; expected shape \(8,\)"),
         (lambda c, t: t.update(extra=np.zeros((2, 3))), r"tensor extra of shape \(2, 3\) is not part"),

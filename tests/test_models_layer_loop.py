@@ -25,7 +25,10 @@ FORMS = {
 }
 MIXED = dataclasses.replace(config_of("all"), layers=5, windows=(3, None, 5, 3, None))
 EXPERTS = dataclasses.replace(
-    config_of("qk_norm"), layers=4, windows=(None, 3, None, 3), experts=Experts(5, 2, 7, shared_ffw=6, dense_layers=(0,))
+    config_of("qk_norm"),
+    layers=4,
+    windows=(None, 3, None, 3),
+    experts=Experts(5, 2, 7, shared_ffw=6, dense_layers=(0,)),
 )
 ALIKE = dataclasses.replace(config_of("qkv_bias"), layers=3, windows=(4, 4, 4))
 

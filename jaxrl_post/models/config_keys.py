@@ -30,6 +30,14 @@ def above(file: Path, given: Mapping, key: str, low: float) -> float:
     return value
 
 
+def numbers(file: Path, given: Mapping, key: str) -> tuple[float, ...]:
+    """Returns a list of numbers above 0."""
+    value = given.get(key)
+    if not isinstance(value, list):
+        raise ValueError(f"model {file}: {key} must be a list of numbers, got {shown(value)}")
+    return tuple(above(file, {key: one}, key, 0.0) for one in value)
+
+
 def count(file: Path, given: Mapping, key: str, most: int = LARGEST) -> int:
     value = given.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

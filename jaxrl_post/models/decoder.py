@@ -31,7 +31,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_post.models import experts, layer_loop
 from jaxrl_post.models.layer import Layer, norm, param
-from jaxrl_post.models.model_config import ModelConfig, frequencies
+from jaxrl_post.models.model_config import ModelConfig, frequencies, turn_scale
 from jaxrl_post.parallel import relayout
 
 _DRAWN = 1 << 24  # random numbers that are drawn at once
@@ -82,15 +82,16 @@ class Decoder(nnx.Module):
 
 
 def _turns(config: ModelConfig, positions: Array, wide: Any) -> list[tuple[Array, Array]]:
-    """Returns cosines and sines of each layer, [..., H/2]. Layers with equal frequencies share theirs."""
-    made: dict[bytes, tuple[Array, Array]] = {}
+    """Returns cosines and sines of each layer, [..., H/2]. Layers with equal ones share theirs."""
+    made: dict[tuple[bytes, float], tuple[Array, Array]] = {}
     keys = []
     for layer in range(config.layers):
-        steps = frequencies(config, layer).astype(wide)
-        keys.append(steps.tobytes())
+        steps, scale = frequencies(config, layer).astype(wide), turn_scale(config, layer)
+        keys.append((steps.tobytes(), scale))
         if keys[-1] not in made:
             angles = positions[..., None] * steps
-            made[keys[-1]] = jnp.cos(angles), jnp.sin(angles)
+            turns = jnp.cos(angles), jnp.sin(angles)
+            made[keys[-1]] = turns if scale == 1 else (scale * turns[0], scale * turns[1])
     return [made[key] for key in keys]
 
 

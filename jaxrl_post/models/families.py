@@ -4,26 +4,28 @@ Reads the keys of transformers 4 (rope_theta, rope_scaling, rope_local_base_freq
 (rope_parameters, dtype). An absent key means the same as in transformers. Writes the older keys, which both versions
 read. Matrices in the files are [out, in] and rotate pairs (i, i + H/2) like the decoder, so a transpose converts them.
 
-Refuses other architectures, and settings that change the scores and are not supported (biases of Llama, YaRN,
+Refuses other architectures, and settings that change the scores and are not supported (biases of Llama,
 quantisation, ...). Also refuses to write a variant that no family expresses.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_post.models import config_keys as keys
 from jaxrl_post.models import decoder, expert_files
-from jaxrl_post.models.model_config import ModelConfig, RopeScaling
+from jaxrl_post.models.model_config import ROPE_KINDS, ModelConfig, RopeScaling
 from jaxrl_post.models.tensor_file import Entry
 from jaxrl_post.ring import json_text
 from jaxrl_post.ring.json_text import said, shown
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 _GEMMA = dict(norm_offset=1.0, post_norms=True)
+_ORIGINAL = "original_max_position_embeddings"
 _OFF = ("attention_bias", "mlp_bias", "quantization_config", "use_bidirectional_attention")
 
 
@@ -196,15 +198,21 @@ def _rope(file: Path, family: Family, given: Mapping) -> dict[str, Any]:
             )
         local = keys.above(file, {"rope_theta": given["rope_local_base_freq"], **nested}, "rope_theta", 0.0)
         about = keys.section(file, about, "full_attention") or ({} if nested else about)
+        if about.get("rope_type", about.get("type")) == "yarn" and not about.get("truncate", True):
+            raise ValueError(
+                f"model {file}: truncate={shown(about['truncate'])} is not supported for {family.architecture}, where "
+                f"transformers ignores it; the nearest valid value is true"
+            )
+        given = {**given, _ORIGINAL: None}  # transformers reads none beside two sets
     if any(isinstance(value, Mapping) for value in about.values()):
         raise ValueError(f"model {file}: rope parameters by kind of layer are not supported for {family.architecture}")
     theta = keys.above(file, {**given, **about}, "rope_theta", 0.0)
     if {"partial_rotary_factor": 1.0, **given, **about}["partial_rotary_factor"] not in (1.0, None):
         raise ValueError(f"model {file}: partial_rotary_factor must be 1.0; partial rotation is not supported")
-    return dict(rope_theta=theta, rope_scaling=_scaling(file, about), local_rope_theta=local)
+    return dict(rope_theta=theta, rope_scaling=_scaling(file, given, about), local_rope_theta=local)
 
 
-def _scaling(file: Path, about: Mapping) -> RopeScaling | None:
+def _scaling(file: Path, given: Mapping, about: Mapping) -> RopeScaling | None:
     kind = about.get("rope_type", about.get("type", "default"))
     if kind == "default":
         return None
@@ -217,9 +225,46 @@ def _scaling(file: Path, about: Mapping) -> RopeScaling | None:
             keys.above(file, about, "factor", 0.0),
             low,
             keys.above(file, about, "high_freq_factor", low),
-            keys.count(file, about, "original_max_position_embeddings", keys.LONGEST),
+            keys.count(file, about, _ORIGINAL, keys.LONGEST),
         )
-    raise ValueError(f"model {file}: rope type {shown(kind)} is not one of default, linear, llama3")
+    if kind in ("yarn", "dynamic", "longrope"):
+        return _scaling_by_length(file, given, about, kind)
+    raise ValueError(f"model {file}: rope type {shown(kind)} is not one of default, {', '.join(ROPE_KINDS)}")
+
+
+def _scaling_by_length(file: Path, given: Mapping, about: Mapping, kind: str) -> RopeScaling:
+    """Returns yarn, dynamic or longrope. As in transformers 5, an original length beside the rope parameters goes before
+    one among them, and an absent one is max_position_embeddings.
+    """
+    truncate = keys.flag(file, {"truncate": True, **about}, "truncate")
+    length = keys.count(file, given, "max_position_embeddings", keys.LONGEST)
+    about = {name: value for name, value in about.items() if value is not None}
+    about = {_ORIGINAL: length, **about} | ({} if given.get(_ORIGINAL) is None else {_ORIGINAL: given[_ORIGINAL]})
+    original = keys.count(file, about, _ORIGINAL, keys.LONGEST)
+    if kind == "dynamic":
+        if original < length:
+            raise ValueError(
+                f"model {file}: max_position_embeddings={length} is beyond {_ORIGINAL}={original}, from where rope type dynamic "
+                f"depends on the length of a text; the nearest valid value is {original}"
+            )
+        return RopeScaling("dynamic", keys.number(file, about, "factor", 1.0))
+    if kind == "longrope":
+        about = {"factor": max(1.0, length / original), **about}
+    factor = keys.number(file, about, "factor", 1.0)
+    own = keys.above(file, about, "attention_factor", 0.0) if "attention_factor" in about else None
+    if kind == "longrope":
+        short, long = (keys.numbers(file, about, name) for name in ("short_factor", "long_factor"))
+        return RopeScaling(
+            kind, factor, original_length=original, attention_factor=own, short_factors=short, long_factors=long
+        )
+    over, under = (keys.number(file, {name: 0, **about}, name) for name in ("mscale", "mscale_all_dim"))
+    if own is None and over and under:
+        own = (0.1 * over * math.log(factor) + 1) / (0.1 * under * math.log(factor) + 1)
+    slow = keys.number(file, {"beta_slow": 1.0, **about}, "beta_slow", 1e-3)
+    fast = keys.number(file, {"beta_fast": 32.0, **about}, "beta_fast", slow)
+    return RopeScaling(
+        kind, factor, original_length=original, attention_factor=own, beta_fast=fast, beta_slow=slow, truncate=truncate
+    )
 
 
 def _windows(file: Path, family: Family, given: Mapping, layers: int) -> tuple[int | None, ...]:
@@ -271,14 +316,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
       ValueError: no family computes the same. The sentence names the nearest family and the fields that differ.
     """
     family = _expressing(config)
-    scaling = config.rope_scaling
-    about = None if scaling is None else {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling is not None and scaling.kind == "llama3":
-        about |= {
-            "low_freq_factor": scaling.low_frequency_factor,
-            "high_freq_factor": scaling.high_frequency_factor,
-            "original_max_position_embeddings": scaling.original_length,
-        }
     activation = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}[config.activation]
     gemma = "query_pre_attn_scalar" in family.absent
     return {
@@ -294,7 +331,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "intermediate_size": config.ffw,
         "max_position_embeddings": config.max_length,
         "rope_theta": config.rope_theta,
-        "rope_scaling": about,
+        "rope_scaling": None if config.rope_scaling is None else _scaling_json(config.rope_scaling),
         "rms_norm_eps": config.norm_eps,
         "hidden_activation" if gemma else "hidden_act": activation,
         "tie_word_embeddings": config.tied,
@@ -304,6 +341,23 @@ def write(config: ModelConfig) -> dict[str, Any]:
         **expert_files.written(family.kind, config.experts),
         **(_gemma_json(family, config) if gemma else {}),
     }
+
+
+def _scaling_json(scaling: RopeScaling) -> dict[str, Any]:
+    out: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind in ("linear", "dynamic"):
+        return out
+    out |= {_ORIGINAL: scaling.original_length}
+    if scaling.kind == "llama3":
+        return out | {
+            "low_freq_factor": scaling.low_frequency_factor,
+            "high_freq_factor": scaling.high_frequency_factor,
+        }
+    if scaling.attention_factor is not None:
+        out |= {"attention_factor": scaling.attention_factor}
+    if scaling.kind == "longrope":
+        return out | {"short_factor": list(scaling.short_factors), "long_factor": list(scaling.long_factors)}
+    return out | {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
 
 
 def _gemma_json(family: Family, config: ModelConfig) -> dict[str, Any]:
@@ -370,6 +424,9 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
     if (config.local_rope_theta is not None) != ("rope_local_base_freq" in family.absent):
         out.append(f"local_rope_theta={config.local_rope_theta!r}")
     out += expert_files.differs(family.kind, config)
+    scaling = config.rope_scaling
+    if family.kind == "gemma3_text" and scaling is not None and not scaling.truncate:
+        out.append("rope_scaling.truncate=False")
     sizes = set(config.windows)
     alike = len(sizes) > 1
     if {"llama": sizes != {None}, "mistral": alike, "mixtral": alike, "qwen3_moe": alike}.get(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,12 +18,23 @@ ACTIVATIONS: dict[str, Callable] = {
 }
 
 
+ROPE_KINDS = ("linear", "llama3", "yarn", "dynamic", "longrope")
+
+
 class RopeScaling(NamedTuple):
-    """The rule that stretches rotation frequencies for longer texts.
+    """The rule that stretches rotation frequencies for longer texts. None depends on the length of a text at hand.
 
     - "linear" divides all frequencies by `factor`.
     - "llama3" (Llama 3.1, arXiv 2407.21783) divides only those of long wavelengths. Between original_length/high and
       original_length/low it blends.
+    - "yarn" (arXiv 2309.00071) keeps pairs that turn more than beta_fast times in original_length positions. It divides
+      those that turn less than beta_slow times, and blends between by the pair's index, as the authors' code does.
+      `truncate`: the two bounds are rounded outwards to whole indices.
+    - "dynamic" changes nothing up to the model's max_length, and no text is longer. `factor` only goes back to the file.
+    - "longrope" (arXiv 2402.13753) divides each frequency by a factor of its own. All positions take the long factors
+      where the model's max_length is beyond original_length, else the short ones.
+
+    original_length: positions of the training before. attention_factor: of cosines and sines, None as `turn_scale` says.
     """
 
     kind: str
@@ -30,6 +42,12 @@ class RopeScaling(NamedTuple):
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     original_length: int = 8192
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 class Lora(NamedTuple):
@@ -145,8 +163,29 @@ class ModelConfig:
             raise ValueError(f"model: every window must be None or at least 1, got {self.windows}")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"model: activation={self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
-        if self.rope_scaling is not None and self.rope_scaling.kind not in ("linear", "llama3"):
-            raise ValueError(f"model: rope_scaling.kind={self.rope_scaling.kind!r} is not one of linear, llama3")
+        if self.rope_scaling is not None:
+            self._check_scaling(self.rope_scaling)
+
+    def _check_scaling(self, scaling: RopeScaling) -> None:
+        if scaling.kind not in ROPE_KINDS:
+            raise ValueError(f"model: rope_scaling.kind={scaling.kind!r} is not one of {', '.join(ROPE_KINDS)}")
+        if scaling.kind == "yarn" and self.rope_theta <= 1:
+            raise ValueError(
+                f"model: rope_theta={self.rope_theta:g} must be above 1, because yarn divides by its logarithm"
+            )
+        if scaling.kind != "longrope":
+            return
+        if scaling.original_length < 2:
+            raise ValueError(
+                f"model: original length {scaling.original_length} of longrope must be at least 2, because longrope divides by "
+                f"its logarithm"
+            )
+        for name, factors in (("short", scaling.short_factors), ("long", scaling.long_factors)):
+            if len(factors) != self.head_dim // 2:
+                raise ValueError(
+                    f"model: longrope has {len(factors)} {name} factors, expected {self.head_dim // 2}, one for each "
+                    f"pair of head_dim={self.head_dim}"
+                )
 
         if self.experts is not None:
             _check_experts(self.experts, self.layers)
@@ -187,14 +226,55 @@ def _check_experts(experts: Experts, layers: int) -> None:
 def frequencies(config: ModelConfig, layer: int) -> np.ndarray:
     """Returns float64[H/2]: the scaled angle per position of each rotated pair (rotary, arXiv 2104.09864 eq. 15)."""
     steps = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-    local = config.local_rope_theta is not None and config.windows[layer] is not None
+    local = _local(config, layer)
     base = (config.local_rope_theta if local else config.rope_theta) ** -steps
     scaling = config.rope_scaling
-    if scaling is None or local:
+    if scaling is None or local or scaling.kind == "dynamic":
         return base
     if scaling.kind == "linear":
         return base / scaling.factor
-    turns = scaling.original_length * base / (2 * np.pi)
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    if scaling.kind == "longrope":
+        within = config.max_length <= scaling.original_length
+        return base / np.array(scaling.short_factors if within else scaling.long_factors)
+    if scaling.kind == "yarn":
+        kept = _kept_by_yarn(config, scaling)
+    else:
+        turns = scaling.original_length * base / (2 * np.pi)
+        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return base * (kept + (1 - kept) / scaling.factor)
+
+
+def turn_scale(config: ModelConfig, layer: int) -> float:
+    """Returns the factor of a layer's cosines and sines: 1 except for yarn and longrope.
+
+    Without an `attention_factor` it is that of the papers: 0.1 ln(factor) + 1 (arXiv 2309.00071), and
+    sqrt(1 + ln(factor) / ln(original_length)) (arXiv 2402.13753).
+    """
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind not in ("yarn", "longrope") or _local(config, layer):
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    longer = math.log(scaling.factor)
+    return 0.1 * longer + 1 if scaling.kind == "yarn" else math.sqrt(1 + longer / math.log(scaling.original_length))
+
+
+def _local(config: ModelConfig, layer: int) -> bool:
+    return config.local_rope_theta is not None and config.windows[layer] is not None
+
+
+def _kept_by_yarn(config: ModelConfig, scaling: RopeScaling) -> np.ndarray:
+    """Returns float64[H/2]: the part of each pair's frequency that is not divided, from 1 to 0 between two indices."""
+
+    def index(turns: float) -> float:  # of the pair, here a fraction, that turns so often in original_length positions
+        length = scaling.original_length / (2 * math.pi * turns)
+        return config.head_dim * math.log(length) / (2 * math.log(config.rope_theta))
+
+    first, last = index(scaling.beta_fast), index(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    # transformers bounds the last index by head_dim too, although there are half as many pairs.
+    first, last = max(first, 0), min(last, config.head_dim - 1)
+    width = last - first or 0.001
+    return 1 - np.clip((np.arange(config.head_dim // 2) - first) / width, 0.0, 1.0)

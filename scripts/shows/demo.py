@@ -17,7 +17,9 @@ CONTROLS = {"learning_rate_0": ("--config.optimizer.lr=0.0",), "shuffled_rewards
 
 def show(record) -> None:
     for seed in SEEDS:
-        found = record.cached(f"seed-{seed}", lambda seed=seed: demos.whole(record, "demo", "demo/sft", f"--config.seed={seed}"))
+        found = record.cached(
+            f"seed-{seed}", lambda seed=seed: demos.whole(record, "demo", "demo/sft", f"--config.seed={seed}")
+        )
         before, after = found["before"], found["after"]
         record.figure(f"seed_{seed}.prompts", after["n"], at_least=256)
         record.figure(f"seed_{seed}.prompts_seen_in_training", found["seen"], equals=0)
@@ -34,7 +36,12 @@ def show(record) -> None:
         record.figure(f"seed_{seed}.length_mean.after", after["length_mean"])
         record.figure(f"seed_{seed}.seconds", found["seconds"], at_most=300.0)
     for name, overrides in CONTROLS.items():
-        found = record.cached(name, lambda overrides=overrides: demos.whole(record, "demo", "demo/sft", *overrides, "--config.eval.prompts=1024"))
+        found = record.cached(
+            name,
+            lambda overrides=overrides: demos.whole(
+                record, "demo", "demo/sft", *overrides, "--config.eval.prompts=1024"
+            ),
+        )
         record.figure(f"{name}.prompts", found["after"]["n"], equals=1024)
         record.figure(f"{name}.prompts_seen_in_training", found["seen"], equals=0)
         record.figure(f"{name}.mean_at_4.before", found["before"]["mean_at_4"])
