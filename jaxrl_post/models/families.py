@@ -11,21 +11,19 @@ quantisation, ...). Also refuses to write a variant that no family expresses.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_post.models import config_keys as keys
-from jaxrl_post.models import decoder, expert_files
-from jaxrl_post.models.model_config import ROPE_KINDS, ModelConfig, RopeScaling
+from jaxrl_post.models import decoder, expert_files, rope
+from jaxrl_post.models.model_config import ModelConfig
 from jaxrl_post.models.tensor_file import Entry
 from jaxrl_post.ring import json_text
 from jaxrl_post.ring.json_text import said, shown
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 _GEMMA = dict(norm_offset=1.0, post_norms=True)
-_ORIGINAL = "original_max_position_embeddings"
 _OFF = ("attention_bias", "mlp_bias", "quantization_config", "use_bidirectional_attention")
 
 
@@ -203,68 +201,13 @@ def _rope(file: Path, family: Family, given: Mapping) -> dict[str, Any]:
                 f"model {file}: truncate={shown(about['truncate'])} is not supported for {family.architecture}, where "
                 f"transformers ignores it; the nearest valid value is true"
             )
-        given = {**given, _ORIGINAL: None}  # transformers reads none beside two sets
+        given = {**given, "original_max_position_embeddings": None}  # transformers reads none beside two sets
     if any(isinstance(value, Mapping) for value in about.values()):
         raise ValueError(f"model {file}: rope parameters by kind of layer are not supported for {family.architecture}")
     theta = keys.above(file, {**given, **about}, "rope_theta", 0.0)
     if {"partial_rotary_factor": 1.0, **given, **about}["partial_rotary_factor"] not in (1.0, None):
         raise ValueError(f"model {file}: partial_rotary_factor must be 1.0; partial rotation is not supported")
-    return dict(rope_theta=theta, rope_scaling=_scaling(file, given, about), local_rope_theta=local)
-
-
-def _scaling(file: Path, given: Mapping, about: Mapping) -> RopeScaling | None:
-    kind = about.get("rope_type", about.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return RopeScaling("linear", keys.above(file, about, "factor", 0.0))
-    if kind == "llama3":
-        low = keys.above(file, about, "low_freq_factor", 0.0)
-        return RopeScaling(
-            "llama3",
-            keys.above(file, about, "factor", 0.0),
-            low,
-            keys.above(file, about, "high_freq_factor", low),
-            keys.count(file, about, _ORIGINAL, keys.LONGEST),
-        )
-    if kind in ("yarn", "dynamic", "longrope"):
-        return _scaling_by_length(file, given, about, kind)
-    raise ValueError(f"model {file}: rope type {shown(kind)} is not one of default, {', '.join(ROPE_KINDS)}")
-
-
-def _scaling_by_length(file: Path, given: Mapping, about: Mapping, kind: str) -> RopeScaling:
-    """Returns yarn, dynamic or longrope. As in transformers 5, an original length beside the rope parameters goes before
-    one among them, and an absent one is max_position_embeddings.
-    """
-    truncate = keys.flag(file, {"truncate": True, **about}, "truncate")
-    length = keys.count(file, given, "max_position_embeddings", keys.LONGEST)
-    about = {name: value for name, value in about.items() if value is not None}
-    about = {_ORIGINAL: length, **about} | ({} if given.get(_ORIGINAL) is None else {_ORIGINAL: given[_ORIGINAL]})
-    original = keys.count(file, about, _ORIGINAL, keys.LONGEST)
-    if kind == "dynamic":
-        if original < length:
-            raise ValueError(
-                f"model {file}: max_position_embeddings={length} is beyond {_ORIGINAL}={original}, from where rope type dynamic "
-                f"depends on the length of a text; the nearest valid value is {original}"
-            )
-        return RopeScaling("dynamic", keys.number(file, about, "factor", 1.0))
-    if kind == "longrope":
-        about = {"factor": max(1.0, length / original), **about}
-    factor = keys.number(file, about, "factor", 1.0)
-    own = keys.above(file, about, "attention_factor", 0.0) if "attention_factor" in about else None
-    if kind == "longrope":
-        short, long = (keys.numbers(file, about, name) for name in ("short_factor", "long_factor"))
-        return RopeScaling(
-            kind, factor, original_length=original, attention_factor=own, short_factors=short, long_factors=long
-        )
-    over, under = (keys.number(file, {name: 0, **about}, name) for name in ("mscale", "mscale_all_dim"))
-    if own is None and over and under:
-        own = (0.1 * over * math.log(factor) + 1) / (0.1 * under * math.log(factor) + 1)
-    slow = keys.number(file, {"beta_slow": 1.0, **about}, "beta_slow", 1e-3)
-    fast = keys.number(file, {"beta_fast": 32.0, **about}, "beta_fast", slow)
-    return RopeScaling(
-        kind, factor, original_length=original, attention_factor=own, beta_fast=fast, beta_slow=slow, truncate=truncate
-    )
+    return dict(rope_theta=theta, rope_scaling=rope.read(file, given, about), local_rope_theta=local)
 
 
 def _windows(file: Path, family: Family, given: Mapping, layers: int) -> tuple[int | None, ...]:
@@ -331,7 +274,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "intermediate_size": config.ffw,
         "max_position_embeddings": config.max_length,
         "rope_theta": config.rope_theta,
-        "rope_scaling": None if config.rope_scaling is None else _scaling_json(config.rope_scaling),
+        "rope_scaling": None if config.rope_scaling is None else rope.write(config.rope_scaling),
         "rms_norm_eps": config.norm_eps,
         "hidden_activation" if gemma else "hidden_act": activation,
         "tie_word_embeddings": config.tied,
@@ -341,23 +284,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
         **expert_files.written(family.kind, config.experts),
         **(_gemma_json(family, config) if gemma else {}),
     }
-
-
-def _scaling_json(scaling: RopeScaling) -> dict[str, Any]:
-    out: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling.kind in ("linear", "dynamic"):
-        return out
-    out |= {_ORIGINAL: scaling.original_length}
-    if scaling.kind == "llama3":
-        return out | {
-            "low_freq_factor": scaling.low_frequency_factor,
-            "high_freq_factor": scaling.high_frequency_factor,
-        }
-    if scaling.attention_factor is not None:
-        out |= {"attention_factor": scaling.attention_factor}
-    if scaling.kind == "longrope":
-        return out | {"short_factor": list(scaling.short_factors), "long_factor": list(scaling.long_factors)}
-    return out | {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
 
 
 def _gemma_json(family: Family, config: ModelConfig) -> dict[str, Any]:

@@ -11,43 +11,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_post.models.rope import RopeScaling
+
 ACTIVATIONS: dict[str, Callable] = {
     "silu": jax.nn.silu,
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
 }
-
-
-ROPE_KINDS = ("linear", "llama3", "yarn", "dynamic", "longrope")
-
-
-class RopeScaling(NamedTuple):
-    """The rule that stretches rotation frequencies for longer texts. None depends on the length of a text at hand.
-
-    - "linear" divides all frequencies by `factor`.
-    - "llama3" (Llama 3.1, arXiv 2407.21783) divides only those of long wavelengths. Between original_length/high and
-      original_length/low it blends.
-    - "yarn" (arXiv 2309.00071) keeps pairs that turn more than beta_fast times in original_length positions. It divides
-      those that turn less than beta_slow times, and blends between by the pair's index, as the authors' code does.
-      `truncate`: the two bounds are rounded outwards to whole indices.
-    - "dynamic" changes nothing up to the model's max_length, and no text is longer. `factor` only goes back to the file.
-    - "longrope" (arXiv 2402.13753) divides each frequency by a factor of its own. All positions take the long factors
-      where the model's max_length is beyond original_length, else the short ones.
-
-    original_length: positions of the training before. attention_factor: of cosines and sines, None as `turn_scale` says.
-    """
-
-    kind: str
-    factor: float
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    original_length: int = 8192
-    attention_factor: float | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    short_factors: tuple[float, ...] = ()
-    long_factors: tuple[float, ...] = ()
 
 
 class Lora(NamedTuple):
@@ -164,28 +134,7 @@ class ModelConfig:
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"model: activation={self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
         if self.rope_scaling is not None:
-            self._check_scaling(self.rope_scaling)
-
-    def _check_scaling(self, scaling: RopeScaling) -> None:
-        if scaling.kind not in ROPE_KINDS:
-            raise ValueError(f"model: rope_scaling.kind={scaling.kind!r} is not one of {', '.join(ROPE_KINDS)}")
-        if scaling.kind == "yarn" and self.rope_theta <= 1:
-            raise ValueError(
-                f"model: rope_theta={self.rope_theta:g} must be above 1, because yarn divides by its logarithm"
-            )
-        if scaling.kind != "longrope":
-            return
-        if scaling.original_length < 2:
-            raise ValueError(
-                f"model: original length {scaling.original_length} of longrope must be at least 2, because longrope divides by "
-                f"its logarithm"
-            )
-        for name, factors in (("short", scaling.short_factors), ("long", scaling.long_factors)):
-            if len(factors) != self.head_dim // 2:
-                raise ValueError(
-                    f"model: longrope has {len(factors)} {name} factors, expected {self.head_dim // 2}, one for each "
-                    f"pair of head_dim={self.head_dim}"
-                )
+            self.rope_scaling.check(self.head_dim, self.rope_theta)
 
         if self.experts is not None:
             _check_experts(self.experts, self.layers)
