@@ -39,7 +39,13 @@ def read(file: Path, kind: str, given: Mapping, layers: int) -> Experts | None:
         )
     if kind == "mixtral":
         return Experts(count, used, keys.count(file, given, "intermediate_size"))
-    dense = _dense(file, given, layers)
+    named, step = given["mlp_only_layers"] or [], keys.count(file, given, "decoder_sparse_step", keys.MOST_LAYERS)
+    if not isinstance(named, list) or not all(type(one) is int and 0 <= one < layers for one in named):
+        raise ValueError(
+            f"model {file}: mlp_only_layers={shown(named)} must be a list of layers from 0 to {layers - 1}, or absent"
+        )
+    # One feed-forward have the layers that are named, and all but every decoder_sparse_step-th.
+    dense = tuple(index for index in range(layers) if index in named or (index + 1) % step)
     if len(dense) == layers:
         raise ValueError(
             f"model {file}: mlp_only_layers={shown(given['mlp_only_layers'])} and decoder_sparse_step="
@@ -49,16 +55,6 @@ def read(file: Path, kind: str, given: Mapping, layers: int) -> Experts | None:
     shared = keys.count(file, given, "shared_expert_intermediate_size") if kind == "qwen2_moe" else 0
     width, renormalised = keys.count(file, given, "moe_intermediate_size"), keys.flag(file, given, "norm_topk_prob")
     return Experts(count, used, width, renormalised, shared, dense)
-
-
-def _dense(file: Path, given: Mapping, layers: int) -> tuple[int, ...]:
-    """Returns the layers with one feed-forward: those named, and all but every decoder_sparse_step-th."""
-    named, step = given["mlp_only_layers"] or [], keys.count(file, given, "decoder_sparse_step", keys.MOST_LAYERS)
-    if not isinstance(named, list) or not all(type(one) is int and 0 <= one < layers for one in named):
-        raise ValueError(
-            f"model {file}: mlp_only_layers={shown(named)} must be a list of layers from 0 to {layers - 1}, or absent"
-        )
-    return tuple(index for index in range(layers) if index in named or (index + 1) % step)
 
 
 def written(kind: str, experts: Experts | None) -> dict[str, Any]:

@@ -135,7 +135,10 @@ class _Source:
         box = _box(self.tensor, index)
         value = tensor_file.read(self.entry, box)
         self._in_file.add(value, box)
-        piece = _ours(self.tensor, value, self.kept, _sizes(index))
+        # Transposed before the cast: the file's dtype has usually fewer bytes.
+        value = np.ascontiguousarray(value.T) if self.tensor.transposed else value
+        with np.errstate(over="ignore"):  # what overflows is refused by its tensor's name
+            piece = value.reshape(_sizes(index)).astype(self.kept, copy=False)
         if self._overflows:
             self._cast.add(piece, index)
         return piece
@@ -163,14 +166,11 @@ def _leaf(sources: list[_Source], sharding: jax.sharding.Sharding | None) -> Any
             entry[...] = source.read(index[1:])
         return out
 
-    leaf = read(_whole(shape)) if sharding is None else relayout.placed(shape, kept, sharding, read)
+    whole = tuple(slice(0, size) for size in shape)
+    leaf = read(whole) if sharding is None else relayout.placed(shape, kept, sharding, read)
     for source in sources:
         source.refuse()
     return leaf
-
-
-def _whole(shape: tuple[int, ...]) -> relayout.Index:
-    return tuple(slice(0, size) for size in shape)
 
 
 def _sizes(index: relayout.Index) -> tuple[int, ...]:
@@ -260,17 +260,7 @@ def _matching(directory: Path, config: ModelConfig, expected: Mapping[str, Tenso
 
 def read_leaf(entry: Entry, name: str, tensor: Tensor, dtype: Any) -> np.ndarray:
     """Reads a tensor as a leaf of params, or as one entry of it. Its numbers are finite as `load` wants them."""
-    source = _Source(entry, name, tensor, dtype)
-    leaf = source.read(_whole(tensor.ours))
-    source.refuse()
-    return leaf
-
-
-def _ours(tensor: Tensor, value: np.ndarray, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
-    # Transposed before the cast: the file's dtype has usually fewer bytes.
-    value = np.ascontiguousarray(value.T) if tensor.transposed else value
-    with np.errstate(over="ignore"):  # what overflows is refused by its tensor's name
-        return value.reshape(shape).astype(dtype, copy=False)
+    return _leaf([_Source(entry, name, tensor._replace(part=None), dtype)], None)
 
 
 def save(

@@ -72,7 +72,15 @@ def matched(directory: str | Path, model: ModelConfig) -> dict[str, tensor_file.
     """Returns the tensors of a directory by name. They are those that `model` describes, of its rank, scale and targets."""
     directory = Path(directory)
     there, _ = read(directory)
-    _refuse_other(directory, there, _with_tensors(model))
+    modules = {name: module for module, name in lora.MODULES.items()}
+    here = _with_tensors(model)
+    named = [{**one._asdict(), "targets": tuple(modules[name] for name in one.targets)} for one in (there, here)]
+    for key in Lora._fields:
+        if named[0][key] != named[1][key]:
+            raise ValueError(
+                f"lora.adapter={directory}: it has {key}={named[0][key]!r}, and lora.{key} means {named[1][key]!r}; the "
+                f"nearest valid lora.{key} is {named[0][key]!r}"
+            )
     expected, present = tensors(model), _entries(directory)
     for name in sorted(expected.keys() ^ present.keys()):
         what = f"is missing; expected shape {expected[name].shape}" if name in expected else "is not part of this model"
@@ -84,18 +92,6 @@ def matched(directory: str | Path, model: ModelConfig) -> dict[str, tensor_file.
                 f"numbers of shape {tensor.shape}"
             )
     return present
-
-
-def _refuse_other(directory: Path, there: Lora, here: Lora) -> None:
-    """Refuses additions of another rank, scale or target than the run's."""
-    modules = {name: module for module, name in lora.MODULES.items()}
-    named = [{**one._asdict(), "targets": tuple(modules[name] for name in one.targets)} for one in (there, here)]
-    for key in Lora._fields:
-        if named[0][key] != named[1][key]:
-            raise ValueError(
-                f"lora.adapter={directory}: it has {key}={named[0][key]!r}, and lora.{key} means {named[1][key]!r}; the "
-                f"nearest valid lora.{key} is {named[0][key]!r}"
-            )
 
 
 def _with_tensors(model: ModelConfig) -> Lora:

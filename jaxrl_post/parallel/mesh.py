@@ -246,6 +246,13 @@ def param_shardings(mesh: Mesh, axes: Mapping, room: str) -> Any:
     return jax.tree.map(lambda names: NamedSharding(mesh, _spec(names, RULES[room])), axes, is_leaf=_is_names)
 
 
+def of_entries(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
+    """Returns the sharding of one entry of the first axis: on the same devices, and its own axes divided as there."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+
+
 def stacked(sharding: NamedSharding) -> NamedSharding:
     """Returns the sharding of many arrays of `sharding` as one array with a leading axis, which is not divided."""
     return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))

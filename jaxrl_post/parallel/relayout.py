@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.parallel.mesh import DATA, FSDP, TENSOR
@@ -72,15 +72,12 @@ def entry(leaf: Any, at: int) -> Any:
     """Returns one entry of a leaf's first axis, split over the leaf's devices as the other axes are."""
     if not isinstance(leaf, jax.Array):
         return leaf[at]
-    home = leaf.sharding
-    if isinstance(home, NamedSharding):
-        home = NamedSharding(home.mesh, PartitionSpec(*home.spec[1:]))
-    return _taken(home)(leaf, at)
+    return taking(meshes.of_entries(leaf.sharding))(leaf, at)
 
 
 @functools.cache
-def _taken(home: jax.sharding.Sharding) -> Callable[[jax.Array, int], jax.Array]:
-    """Returns the jitted program of `entry`, the same one for every entry."""
+def taking(home: jax.sharding.Sharding) -> Callable[[jax.Array, int], jax.Array]:
+    """Returns the jitted program that `entry` runs, the same one for every entry."""
     return jax.jit(lambda leaf, at: jax.lax.dynamic_index_in_dim(leaf, at, keepdims=False), out_shardings=home)
 
 
