@@ -21,7 +21,8 @@ CONFIGS = Path(__file__).resolve().parents[1]
 
 def get_config():
     c = load(str(CONFIGS / "demo.py"))
-    c.name = "demo_moe"
+    c.name, c.steps = "demo_moe", 60
+    c.eval.every, c.checkpoint.every = 20, 20
     c.model.path = str(CONFIGS / "moe_policy")
     c.algorithm.router_replay = True
     c.algorithm.router_aux_loss_coef, c.algorithm.router_z_loss_coef = 1e-3, 1e-4
