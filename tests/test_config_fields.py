@@ -171,6 +171,7 @@ _IGNORED = [
     ),
     ("sampling.top_p=0.5", SUPERVISED, ("sampling.top_k=5",)),
     ("sampling.keep_mask=false", (), ("sampling.top_k=5",)),
+    ("sampling.keep_routes=false", SUPERVISED, ()),
     ("mesh.engine_tensor=2", ("mesh.data=2", *SUPERVISED, "eval.prompts=0"), ("mesh.data=2", *SUPERVISED)),
     ("batch.split_head=yes", ("mesh.data=2",), ("mesh.fsdp=2",)),
     ("model.remat_policy=attention", (), ("model.remat=true",)),

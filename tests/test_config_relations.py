@@ -83,6 +83,7 @@ ARMS_OF_ALGORITHM = {  # values that are set one at a time; those that the arms 
     "neftune_alpha": ("5",),
 }
 _CHOSEN = ("adv_estimator", "loss_mode")
+_OF_ROUTERS = ("router_aux_loss_coef", "router_z_loss_coef", "router_replay")  # see test_trainer_routing.py
 _CHOICES = {name: fields.members(configs.AlgorithmConfig)[name][1].metadata.get("choices") for name in _CHOSEN}
 _ESTIMATORS = [name for name in _CHOICES["adv_estimator"] if name != "pairs"]
 _LOSSES = [name for name in _CHOICES["loss_mode"] if name not in ("sft", "dpo", "ipo", "bradley_terry", "gkd")]
@@ -236,7 +237,7 @@ def _effect(config: configs.Config) -> list:
 
 
 def test_the_walk_sets_every_option_of_the_algorithm():
-    assert {*ARMS_OF_ALGORITHM, *_CHOSEN} == set(fields.members(configs.AlgorithmConfig))
+    assert {*ARMS_OF_ALGORITHM, *_CHOSEN, *_OF_ROUTERS} == set(fields.members(configs.AlgorithmConfig))
 
 
 @pytest.mark.parametrize("losses", [_LOSSES[:1], pytest.param(_LOSSES[1:], marks=pytest.mark.shown("variants"))])

@@ -25,6 +25,8 @@ REFUSED = {  # overrides of a run, divided by spaces, and a part of the sentence
     "nearest valid sampling.top_k is 512",
     "sampling.top_k=1025": "sampling.top_k=1025 records up to so many ids a token (sampling.keep_mask=True): at most 1024 are; "
     "sampling.keep_mask=False records none and trains on the whole law; the nearest valid sampling.top_k is 1024",
+    "algorithm.router_replay=true sampling.keep_routes=false": "sampling.keep_routes=False records no route, and",
+    f"{WRITTEN} algorithm.router_replay=true": "records no route, and algorithm.router_replay=True repeats recorded ones",
     "sampling.temperature=1e-40": "sampling.temperature=1e-40 must be 0, which is greedy, or from 1e-30 to 1e+30; the",
     "engine.slots=129": "must reach engine.slots=129",
     "engine.row_sizes=[]": "engine.row_sizes must hold at least one positive size",

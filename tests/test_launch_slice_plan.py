@@ -144,6 +144,9 @@ PLANS = {  # config and choice: slice
     "models/gsm8k_qwen3.py": "v6e-16",
     "models/gsm8k_qwen3.py:32b-v5p-64": "v5p-64",
     "models/gsm8k_qwen3.py:32b-4x8xh100": "4x8xh100",
+    "models/gsm8k_qwen3.py:30b-a3b-v5p-64": "v5p-64",
+    "models/gsm8k_qwen3.py:30b-a3b-v6e-64": "v6e-64",
+    "models/gsm8k_qwen3.py:30b-a3b-2x8xh100": "2x8xh100",
 }
 
 

@@ -128,10 +128,10 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
 
     Of a reward model it returns the reward of the segment up to and with every token, and zeros.
     """
-    return _scores(policy, batch, recipe)[:2]
+    return routed_score(policy, batch, recipe)[:2]
 
 
-def _scores(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Any, Any, Routed | None]:
+def routed_score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Any, Any, Routed | None]:
     """Returns what `score` does, and what the layers with experts found, shaped and shifted like it."""
     policy = lora.whole(policy)
     h, routed = routed_hidden(policy, recipe.model, batch, recipe)
@@ -245,7 +245,9 @@ def compared(policy: Any, teacher: Any, batch: Batch, recipe: Recipe) -> diverge
 def _scored(policy: Any, teacher: Any, batch: Batch, recipe: Recipe) -> tuple[Any, Any, Any, dict[str, Any], Any]:
     """Returns log-probs, entropies, what stands for advantages in the loss, further metrics by token, and Routed if any."""
     if recipe.teacher is None:
-        logps, entropies, routed = _scores(policy, batch, recipe)
+        if recipe.model.experts is None:
+            return *score(policy, batch, recipe), batch.advantages, {}, None
+        logps, entropies, routed = routed_score(policy, batch, recipe)
         return logps, entropies, batch.advantages, {}, routed
     *own, gains, reverse = compared(policy, teacher, batch, recipe)
     return *own, gains, {distillation.REVERSE_KL: reverse}, None

@@ -2,10 +2,10 @@
 
 1. moves: a row of the decoder goes among other rows, 50 times, and rows change places. No bit of any row changes.
 2. ties: experts with equal scores. Engine, learner and the numpy twin take the lower number, at every place of a row.
-3. engines: the suites of the row engine on a model with experts: candidates, drafts, preemption, parking, swaps with all three
-   carry-overs, tail batching, elastic layouts, meshes, wide prompts, serving, and the independent sampler.
-4. runs: the suites of whole runs: repeat, kill and resume, sleep, pipeline, drafts, environments, LoRA, a move to other devices,
-   and replay of logged rollouts with their routes.
+3. engines: the suites of the row engine on a model with experts, against the independent sampler too. They have candidates,
+   drafts, preemption, swaps with all three carry-overs, tail batching, elastic layouts, meshes, wide prompts and serving.
+4. runs: the suites of whole runs. They have kill and resume, pipeline, drafts, environments, LoRA, a move to other devices, and
+   replay of logged rollouts with their routes.
 
 `--arms=NAME,NAME` runs some of these.
 """
@@ -24,7 +24,7 @@ import numpy_llama
 from jaxrl_post.models import decoder, experts
 from jaxrl_post.models.model_config import Experts
 
-MINUTES = 60.0
+MINUTES = 30.0
 PLATFORM = "cpu"
 MODEL = dataclasses.replace(lab.TINY, experts=Experts(8, 2, 24, renormalised=False, shared_ffw=16))
 ROWS, MOVES = 64, 50
