@@ -69,6 +69,7 @@ def test_preset_runs(name, tmp_path):
         "demo/ipo",
         "demo/sharded",
         "demo/shuffled",
+        "demo/moe",
         "demo/nucleus",
         "own",
     ],

@@ -196,7 +196,8 @@ class Rollout:
       the tokens.
     - `clocks` int64[T]: the engine step that settled the token, non-decreasing. None stands for `finish_clock`.
     - `kept`: the ids that top-k and top-p left to be drawn, for each token, where the engine records them. A token without
-      ids was drawn from all of them, or has no record. None stands for no record.
+      ids was drawn from all of them, or has no record. Of a model with experts the words of the token's route come behind
+      them (models/experts.py). None stands for no record.
     """
 
     id: RolloutId

@@ -11,7 +11,8 @@ Arrays of a file with N rollouts in g groups, M tokens and C components:
 
 - groups: `group_offsets` int64[g+1], `prompt_offsets` int64[g+1], `prompt_tokens` int32.
 - tokens, each [M] in the order of rollouts: `tokens sampled logprobs entropies versions drafted favourites clocks`.
-- the record of kept ids, where a token has one: `kept_ids` int32 of all tokens, `kept_ends` int64[M] (ring/ragged.py).
+- the record of a token, where it has one: `kept_ids` int32 of all tokens, `kept_ends` int64[M] (ring/ragged.py). Words of the route
+  through experts stand behind the ids that were kept (models/experts.py).
 - rollouts: `offsets` int64[N+1], `seeds` uint32[N, 2], `finish` uint8[N] (index into texts.finishes).
 - clocks of rollouts: `start_clock` and `finish_clock`, int64[N].
 - scores: `rewards` f32[N], `scored` bool[N], `components` f32[C, N], `present` bool[C, g].
