@@ -12,21 +12,19 @@ import numpy as np
 
 from jaxrl_post.algorithms import advantages
 from jaxrl_post.models import layer, lora
-from jaxrl_post.models.model_config import Lora
+from jaxrl_post.models.model_config import Lora, ModelConfig
 from jaxrl_post.parallel import mesh
 from jaxrl_post.trainer.learner import Learner, LearnerSettings
 
 EVERY = ("q", "k", "v", "o", "gate", "up", "down")
 PLAIN = Lora(4, 8.0, EVERY)
 ROOTED = Lora(4, 8.0, EVERY, True)
-# Numbers of axes that a matrix contracts.
-INPUTS = dict(q=1, k=1, v=1, o=2, gate=1, up=1, down=1)
 
 
-def adapter(given: Lora, seed: int, dtype=np.float32) -> dict:
+def adapter(given: Lora, seed: int, dtype=np.float32, model: ModelConfig = made_groups.MODEL) -> dict:
     """Returns random A and B, neither of them 0, in host memory. Those of two seeds are near each other."""
     noise = np.random.default_rng(0)
-    shapes = lora.abstract(lora.adapting(made_groups.MODEL, given)).adapter
+    shapes = lora.abstract(lora.adapting(model, given)).adapter
     drawn = jax.tree.map(lambda leaf: (0.1 * noise.standard_normal(leaf.shape)).astype(dtype), shapes)
     return made_groups.moved(drawn, seed, 0.01)
 
@@ -41,15 +39,34 @@ def scale(given: Lora) -> float:
     return given.alpha / (given.rank**0.5 if given.rslora else given.rank)
 
 
+def pairs(name: str, *leaves: np.ndarray) -> list[tuple[np.ndarray, ...]]:
+    """Returns the parts of leaves that belong together: one of each, or one of each for every expert."""
+    return list(zip(*leaves, strict=True)) if name.startswith("experts_") else [leaves]
+
+
+def inputs(name: str) -> int:
+    """Returns the number of axes that a matrix contracts."""
+    return 2 if name == "o" else 1
+
+
+def product(name: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Returns A B, of each expert by itself."""
+    return np.stack([flat(one, inputs(name)) @ flat(other, 1) for one, other in pairs(name, a, b)])
+
+
+def matrices(added: dict) -> list[str]:
+    """Returns the matrices of a layer that have additions."""
+    return [name[:-2] for name in added if name.endswith("_a")]
+
+
 def merged(base: dict, added: dict, given: Lora) -> dict:
     """Returns W + scale A B in numpy, matrix by matrix."""
     layers = {}
     for number, weights in base["layers"].items():
         own = layers[number] = dict(weights)
-        for name in given.targets:
+        for name in matrices(added["layers"][number]):
             a, b = (np.asarray(added["layers"][number][f"{name}_{part}"]) for part in "ab")
-            product = flat(a, INPUTS[name]) @ flat(b, 1)
-            own[name] = np.asarray(own[name]) + scale(given) * product.reshape(own[name].shape)
+            own[name] = np.asarray(own[name]) + scale(given) * product(name, a, b).reshape(own[name].shape)
     return {**base, "layers": layers}
 
 
@@ -58,25 +75,26 @@ def chained(gradient: dict, added: dict, given: Lora) -> dict:
     out: dict = {"layers": {}}
     for number, own in added["layers"].items():
         leaves = out["layers"][number] = {}
-        for name in given.targets:
-            a, b = own[f"{name}_a"], own[f"{name}_b"]
-            slope = scale(given) * flat(np.asarray(gradient["layers"][number][name]), INPUTS[name])
-            leaves[f"{name}_a"] = (slope @ flat(b, 1).T).reshape(a.shape)
-            leaves[f"{name}_b"] = (flat(a, INPUTS[name]).T @ slope).reshape(b.shape)
+        for name in matrices(own):
+            a, b, count = own[f"{name}_a"], own[f"{name}_b"], inputs(name)
+            slope = scale(given) * np.asarray(gradient["layers"][number][name])
+            parts = [(flat(one, count), flat(two, 1), flat(g, count)) for one, two, g in pairs(name, a, b, slope)]
+            leaves[f"{name}_a"] = np.stack([g @ two.T for _, two, g in parts]).reshape(a.shape)
+            leaves[f"{name}_b"] = np.stack([one.T @ g for one, _, g in parts]).reshape(b.shape)
     return out
 
 
 @functools.cache
-def explicit(given: Lora) -> dict:
+def explicit(given: Lora, model: ModelConfig = made_groups.MODEL) -> dict:
     """Returns the gradient of the additions by the explicit model, in float64."""
     groups, a = made_groups.groups(), arms.algorithm()
     values = [advantages.grpo(one.rewards, one.scored, np.array([len(r) for r in one.rollouts])) for one in groups]
     with arms.precision(np.float64):
-        base = made_groups.weights(0, np.float64)
-        old, policy, reference = (merged(base, adapter(given, seed, np.float64), given) for seed in (1, 2, 3))
+        base = made_groups.weights(0, np.float64, model)
+        old, policy, reference = (merged(base, adapter(given, seed, np.float64, model), given) for seed in (1, 2, 3))
         full = made_groups.plain_gradient(
             jax.tree.map(jax.numpy.asarray, policy),
-            made_groups.MODEL,
+            model,
             groups,
             values,
             old,
@@ -89,12 +107,12 @@ def explicit(given: Lora) -> dict:
             max_tokens=arms.MAX_TOKENS,
             temperature=0.8,
         )
-        return chained(jax.device_get(full), adapter(given, 2, np.float64), given)
+        return chained(jax.device_get(full), adapter(given, 2, np.float64, model), given)
 
 
-def learner(given: Lora, dtype=np.float32, *, kind=arms.Uncommitted, **more) -> Learner:
+def learner(given: Lora, dtype=np.float32, *, kind=arms.Uncommitted, model=made_groups.MODEL, **more) -> Learner:
     """Returns a learner of additions to the weights of seed 0. The reference has additions too."""
-    model, made = lora.adapting(made_groups.MODEL, given), dataclasses.replace
+    made = dataclasses.replace
     algorithm = made(arms.algorithm(), **more.pop("changes", {}))
     settings = LearnerSettings(
         algorithm=algorithm,
@@ -107,29 +125,31 @@ def learner(given: Lora, dtype=np.float32, *, kind=arms.Uncommitted, **more) -> 
         **{name: more.pop(name) for name in arms.OPTIONAL & more.keys()},
     )
     return kind(
-        model,
-        made_groups.weights(0, dtype),
+        lora.adapting(model, given),
+        made_groups.weights(0, dtype, model),
         mesh.make_mesh(*more.pop("sizes", (1, 1, 1))),
         settings,
-        adapter=adapter(given, 1, dtype),
-        reference=adapter(given, 3, dtype),
+        adapter=adapter(given, 1, dtype, model),
+        reference=adapter(given, 3, dtype, model),
         **more,
     )
 
 
-def gap(given: Lora, dtype=np.float32, **more) -> float:
+def gap(given: Lora, dtype=np.float32, model=made_groups.MODEL, **more) -> float:
     """Returns the largest distance of a leaf's gradient from `explicit`, in relative 2-norm."""
     groups = made_groups.groups()
     with arms.precision(dtype):
-        one = learner(given, dtype, **more)
+        one = learner(given, dtype, model=model, **more)
         one.prepare(groups)
         one._old.settle(one.logprobs)
         one._old.committed = True  # as if a commit had moved the policy, so that ratios are not 1
-        moved = mesh.put(adapter(given, 2, dtype), jax.tree.map(lambda x: x.sharding, one.state.params["policy"]))
+        moved = mesh.put(
+            adapter(given, 2, dtype, model), jax.tree.map(lambda x: x.sharding, one.state.params["policy"])
+        )
         one.state = dataclasses.replace(one.state, params={**one.state.params, "policy": moved})
         one.accumulate(groups)
         found = jax.device_get(one.gradient())
-    return arms.worst(found, explicit(given))
+    return arms.worst(found, explicit(given, model))
 
 
 def planted(fault: str, monkeypatch) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
 import jax
-import made_groups
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -16,8 +14,8 @@ from parity_arms import GOLDENS, WITH_EXPERTS
 from refusals import refused
 from test_models_hf import TINY, assert_same, shaken
 
-from jaxrl_post.models import decoder, hf, lora, peft, tensor_file
-from jaxrl_post.models.model_config import Experts, Lora
+from jaxrl_post.models import decoder, hf, tensor_file
+from jaxrl_post.models.model_config import Experts
 from jaxrl_post.parallel import mesh, processes
 
 SQUARE = dataclasses.replace(TINY, qk_norm=True, experts=Experts(4, 2, TINY.embed, dense_layers=(0,)))
@@ -167,15 +165,3 @@ def test_a_stack_of_another_count_is_not_saved(tmp_path):
         r"params have no layers.1.experts_up, needed for model.layers.1.mlp.experts.0.up_proj.weight \(32, 32\)",
         hf.save, tmp_path / "out", SQUARE, params,
     )  # fmt: skip
-
-
-def test_an_adapter_of_all_matrices_comes_back_where_experts_have_none(tmp_path):
-    """Experts have no additions. So the feed-forward's matrices are no targets where every layer has experts."""
-    sparse = dataclasses.replace(made_groups.MODEL, qk_norm=True, experts=Experts(4, 2, 16))
-    for base, modules in ((sparse, 4), (dataclasses.replace(sparse, experts=Experts(4, 2, 16, dense_layers=(0,))), 7)):
-        model = lora.adapting(base, Lora(2, 4.0, lora.targets(("all-linear",))))
-        adapter = lora.init(model, 0)
-        folder = tmp_path / str(modules)
-        peft.save(folder, model, adapter, base="base")
-        assert_same(peft.load(folder, model), jax.tree.map(np.asarray, adapter))
-        assert len(json.loads((folder / peft.CONFIG).read_text())["target_modules"]) == modules

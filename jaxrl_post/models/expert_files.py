@@ -98,10 +98,13 @@ class Place(NamedTuple):
     expert: int | None = None
 
 
+MIXTRAL = {"gate": "w1", "down": "w2", "up": "w3"}  # the hub's names of its matrices
+
+
 def _spelling(kind: str) -> tuple[str, dict[str, str]]:
     """Returns the hub's names of what stands in the place of the feed-forward, and of its matrices."""
     if kind == "mixtral":
-        return "block_sparse_moe", dict(gate="w1", down="w2", up="w3")
+        return "block_sparse_moe", MIXTRAL
     return "mlp", {name: f"{name}_proj" for name in ("gate", "up", "down")}
 
 

@@ -106,18 +106,31 @@ def mixed(
     matrices: Mapping[str, Array],
     experts: Experts,
     activation: str,
+    lora_scale: float = 0.0,
 ) -> Float[Array, "*rows D"]:
     """Returns the weighted sum of each row's experts, in float32 or wider.
 
-    matrices: gate and up [E, D, F], down [E, F, D], and gate_bias and up_bias [E, F] where the experts have biases.
+    Where F is split over devices, each has a part of the sum over F, and these parts add up. A low product of `down` is such
+    a part too, and what B makes of it is linear.
+
+    Args:
+      matrices: gate and up [E, D, F], down [E, F, D], and gate_bias and up_bias [E, F] where the experts have biases. A
+        matrix [E, inputs, outputs] may have a low-rank addition: NAME_a [E, inputs, r] and NAME_b [E, r, outputs].
+      lora_scale: factor of A B.
     """
     k, expert = ids.shape[-1], ids.reshape(-1)
     order = jnp.argsort(expert, stable=True)
     rows, sorted_experts = x.reshape(-1, x.shape[-1])[order // k], expert[order]
     sizes = jnp.bincount(expert, length=matrices["down"].shape[0]).astype(jnp.int32)
 
+    def grouped(rows: Array, name: str) -> Array:
+        return jax.lax.ragged_dot(rows, matrices[name].astype(x.dtype), sizes)
+
     def product(rows: Array, name: str) -> Array:
-        out = jax.lax.ragged_dot(rows, matrices[name].astype(x.dtype), sizes)
+        out = grouped(rows, name)
+        if f"{name}_a" in matrices:
+            with jax.named_scope("lora"):
+                out = out + jnp.asarray(lora_scale, x.dtype) * grouped(grouped(rows, f"{name}_a"), f"{name}_b")
         bias = matrices.get(f"{name}_bias")
         return out if bias is None else out + bias.astype(x.dtype)[sorted_experts]
 

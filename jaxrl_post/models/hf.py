@@ -359,8 +359,10 @@ def _write_tensors(
 
 def as_in_files(tensors: Mapping[str, Tensor], params: Mapping, dtype: np.dtype) -> Iterator[np.ndarray]:
     """Returns each tensor as it is in files, in order. It is gathered when it is asked for."""
+    # The three stacks of a layer take turns, and a merged one is computed whenever it is asked for.
+    stack = functools.lru_cache(maxsize=3)(functools.partial(_at, params))
     for tensor in tensors.values():
-        leaf = _at(params, tensor.path)
+        leaf = _at(params, tensor.path) if tensor.part is None else stack(tensor.path)
         value = processes.gathered(leaf if tensor.part is None else relayout.entry(leaf, tensor.part), dtype)
         yield value.reshape(tensor.shape[::-1]).T if tensor.transposed else value.reshape(tensor.shape)
 

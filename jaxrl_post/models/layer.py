@@ -36,7 +36,28 @@ EXPERT_AXES = {
     "gate_bias": ("expert", "ffw"),
     "up_bias": ("expert", "ffw"),
     "down_bias": ("expert", "embed"),
+    "gate_a": ("expert", "embed", None),
+    "gate_b": ("expert", None, "ffw"),
+    "up_a": ("expert", "embed", None),
+    "up_b": ("expert", None, "ffw"),
+    "down_a": ("expert", "ffw", None),
+    "down_b": ("expert", None, "embed"),
 }
+
+
+def product(leaf: str) -> str:
+    """Returns the product in which a matrix takes part: of experts_gate and shared_gate it is gate."""
+    return leaf.rpartition("_")[2]
+
+
+def adapted(target: str) -> tuple[str, ...]:
+    """Returns the matrices that a target of low-rank additions names. A layer has the first alone, or of the others."""
+    return (target, f"experts_{target}", f"shared_{target}") if target in FEED_FORWARD else (target,)
+
+
+def leading(leaf: str) -> int:
+    """Returns the number of axes before those of a product: one in a stack of experts."""
+    return int(leaf.startswith("experts_"))
 
 
 def _wide(x: Array) -> Array:
@@ -100,9 +121,10 @@ class Layer(nnx.Module):
             self.down = param((c.ffw, c.embed), ("ffw", "embed"), std=out * c.ffw**-0.5)
         else:
             self._add_experts(self.experts, c.embed, into, out)
-        for name in c.lora.targets if c.lora else ():
-            if self.experts is None or name not in FEED_FORWARD:
-                self._add_low_rank(name, c.lora.rank)
+        for target in c.lora.targets if c.lora else ():
+            for name in adapted(target):
+                if hasattr(self, name):
+                    self._add_low_rank(name, c.lora.rank)
 
     @property
     def experts(self) -> Experts | None:
@@ -126,11 +148,14 @@ class Layer(nnx.Module):
             self.shared_router = param((embed,), (None,), std=into)
 
     def _add_low_rank(self, name: str, rank: int) -> None:
-        """Makes A [inputs, r] and B [r, outputs] of a matrix."""
-        whole = getattr(self, name)
-        shape, axes, inputs = whole.get_value().shape, whole.get_metadata()["axes"], len(PRODUCTS[name][0])
+        """Makes A [inputs, r] and B [r, outputs] of a matrix, or of every expert: A [E, inputs, r] and B [E, r, outputs]."""
+        whole, first = getattr(self, name), leading(name)
+        shape, axes = whole.get_value().shape, whole.get_metadata()["axes"]
+        inputs = first + len(PRODUCTS[product(name)][0])
         setattr(self, f"{name}_a", param((*shape[:inputs], rank), (*axes[:inputs], None)))
-        setattr(self, f"{name}_b", param((rank, *shape[inputs:]), (None, *axes[inputs:])))
+        setattr(
+            self, f"{name}_b", param((*shape[:first], rank, *shape[inputs:]), (*axes[:first], None, *axes[inputs:]))
+        )
 
     def _project(self, c: ModelConfig, std: float) -> None:
         """Makes the weights of the products from the normed stream."""
@@ -188,22 +213,20 @@ class Layer(nnx.Module):
             scores = scores + self.router_bias[...].astype(wide) if e.biased else scores
             ids, cache = routing.choose(self.index, scores, e.per_token, cache)
             gates = mixture.gates(scores, ids, e)
-        names = [name for name in EXPERT_AXES if e.biased or not name.endswith("_bias")]
+        names = [name for name in EXPERT_AXES if hasattr(self, f"experts_{name}")]
         matrices = {name: jnp.asarray(getattr(self, f"experts_{name}")[...]) for name in names}
         last = matrices.pop("down_bias", None)
         with jax.named_scope("experts"):
-            run = functools.partial(mixture.mixed, experts=e, activation=self.config.activation)
+            scale = self.config.lora.scale if self.config.lora else 0.0
+            run = functools.partial(mixture.mixed, experts=e, activation=self.config.activation, lora_scale=scale)
             run = routing.spread(run, {name: EXPERT_AXES[name] for name in matrices})
             out = run(x, ids, gates, matrices)
             if last is not None:  # once, and not in each part of a matrix that is split
                 out = out + jnp.einsum("...k,...kd->...d", gates, last.astype(wide)[ids])
         if e.shared_ffw:
             with jax.named_scope("shared_expert"):
-                products = (
-                    jnp.einsum("...d,df->...f", x, w[...].astype(x.dtype)) for w in (self.shared_gate, self.shared_up)
-                )
-                shared = mixture.inner(*products, None, self.config.activation)
-                shared = jnp.einsum("...f,fd->...d", shared, self.shared_down[...].astype(x.dtype))
+                both = self._product("shared_gate", x), self._product("shared_up", x)
+                shared = self._product("shared_down", mixture.inner(*both, None, self.config.activation))
                 open_ = jnp.einsum("...d,d->...", x, self.shared_router[...].astype(x.dtype), **how)
                 out = out + jax.nn.sigmoid(open_)[..., None] * shared.astype(wide)
         return named(out.astype(x.dtype), PROJECTED), cache
@@ -214,10 +237,10 @@ class Layer(nnx.Module):
 
     def _product(self, name: str, x: Array) -> Array:
         """Returns x times a matrix, with its low-rank addition where it has one."""
-        (inputs, outputs), lora = PRODUCTS[name], self.config.lora
+        (inputs, outputs), lora = PRODUCTS[product(name)], self.config.lora
         form = f"...{inputs},{inputs}{outputs}->...{outputs}"
         out = named(jnp.einsum(form, x, getattr(self, name)[...].astype(x.dtype)), PROJECTED)
-        if lora is None or name not in lora.targets:
+        if lora is None or product(name) not in lora.targets:
             return out
         with jax.named_scope("lora"):
             a, b = (getattr(self, f"{name}_{part}")[...].astype(x.dtype) for part in "ab")

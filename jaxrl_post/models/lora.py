@@ -1,7 +1,8 @@
 """LoRA (arXiv 2106.09685): a policy of frozen weights and of trained low-rank additions to matrices of its layers.
 
-A layer has leaves NAME_a [inputs, r] and NAME_b [r, outputs] beside a matrix NAME [inputs, outputs]. The learner adds
-scale (x A) B to x W. The engine has one matrix, W + scale A B, which `merged` computes.
+A layer has leaves NAME_a [inputs, r] and NAME_b [r, outputs] beside a matrix NAME [inputs, outputs]. Beside a stack of
+experts [E, inputs, outputs] they are [E, inputs, r] and [E, r, outputs]. The learner adds scale (x A) B to x W. The engine
+has one matrix, W + scale A B, which `merged` computes.
 
 Invariant: a merged number is one rounded sum of W and of scale A B, each in float32 or wider. What else a program does
 changes no bit of it. So a merge at a publish and a merge of an export agree bit for bit in one layout. In another layout
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_post.models import decoder
-from jaxrl_post.models.layer import PRODUCTS
+from jaxrl_post.models.layer import PRODUCTS, adapted, leading, product
 from jaxrl_post.models.model_config import Lora, ModelConfig
 
 # Names of the matrices in PEFT, in the order of a layer.
@@ -48,6 +49,11 @@ def targets(names: tuple[str, ...]) -> tuple[str, ...]:
     return every if ALL in names else tuple(one for name, one in MODULES.items() if name in names)
 
 
+def leaves(lora: Lora) -> frozenset[str]:
+    """Returns the names that a matrix with additions may have in a layer: with experts, those of a feed-forward differ."""
+    return frozenset(name for target in lora.targets for name in adapted(target))
+
+
 def adapting(model: ModelConfig, lora: Lora) -> ModelConfig:
     return replace(model, lora=lora)
 
@@ -59,14 +65,15 @@ def plain(model: ModelConfig) -> ModelConfig:
 
 def divided(tree: Mapping, model: ModelConfig) -> Adapted:
     """Returns a tree like params of `model` as base and adapter."""
-    names = {f"{name}_{part}" for name in model.lora.targets for part in "ab"}
+    names = {f"{name}_{part}" for name in leaves(model.lora) for part in "ab"}
     parts = (_chosen(tree, lambda name, kind=kind: (name in names) is kind) for kind in (False, True))
     return Adapted(*parts, model.lora)
 
 
 def matrices(base: Mapping, lora: Lora) -> tuple[dict, dict]:
     """Returns the matrices of a base that have additions, and all its other leaves."""
-    return _chosen(base, lambda name: name in lora.targets), _chosen(base, lambda name: name not in lora.targets)
+    names = leaves(lora)
+    return _chosen(base, lambda name: name in names), _chosen(base, lambda name: name not in names)
 
 
 def _chosen(tree: Mapping, belongs: Callable[[str], bool]) -> dict:
@@ -109,8 +116,8 @@ def abstract(model: ModelConfig) -> Adapted:
 def init(model: ModelConfig, seed: int) -> dict:
     """Returns the adapter that a run begins with, float32 in host memory, the same on every process.
 
-    As in PEFT, A is Kaiming-uniform with a = sqrt(5), which is uniform in +-1/sqrt(inputs), and B is 0. The noise of a
-    leaf is a function of (seed, its path).
+    As in PEFT, A is Kaiming-uniform with a = sqrt(5), which is uniform in +-1/sqrt(inputs), and B is 0. Inputs are those of
+    one expert. The noise of a leaf is a function of (seed, its path).
     """
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: _drawn("/".join(key.key for key in path), leaf.shape, seed), abstract(model).adapter
@@ -121,7 +128,8 @@ def _drawn(path: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     if path.endswith("_b"):
         return np.zeros(shape, np.float32)
     noise = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(path.encode())]))
-    bound = np.float32(np.prod(shape[:-1]) ** -0.5)
+    inputs = shape[leading(path.rpartition("/")[2]) : -1]
+    bound = np.float32(np.prod(inputs) ** -0.5)
     return (2 * noise.random(shape, np.float32) - 1) * bound
 
 
@@ -140,10 +148,11 @@ def merged(matrices: Any, adapter: Any, lora: Lora, dtype: Any) -> Any:
 
 
 def _sum(matrix: jax.Array, a: jax.Array, b: jax.Array, name: str, lora: Lora) -> jax.Array:
-    inputs, outputs = PRODUCTS[name]
+    inputs, outputs = PRODUCTS[product(name)]
+    each = "e" * leading(name)
     wide = jnp.promote_types(jnp.promote_types(matrix.dtype, a.dtype), jnp.float32)
     scaled = jax.lax.optimization_barrier(b.astype(wide) * jnp.asarray(lora.scale, wide))
-    form = f"{inputs}r,r{outputs}->{inputs}{outputs}"
+    form = f"{each}{inputs}r,{each}r{outputs}->{each}{inputs}{outputs}"
     addition = jnp.einsum(form, a.astype(wide), scaled, precision=jax.lax.Precision.HIGHEST)
     # The barriers keep products and sums apart: what is fused with them would decide how they are rounded.
     return matrix.astype(wide) + jax.lax.optimization_barrier(addition)
@@ -163,7 +172,8 @@ def merge(policy: Adapted) -> dict:
 class Merged(Mapping):
     """The params of a merged policy, float32 or wider. Each leaf is computed when it is asked for, and not kept.
 
-    So an export takes the memory of one matrix. With several processes all of them ask for the same leaves, in order.
+    So an export takes the memory of one matrix, or of a layer's experts. With several processes all of them ask for the same
+    leaves, in order.
     """
 
     def __init__(self, policy: Adapted):

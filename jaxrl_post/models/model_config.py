@@ -25,7 +25,8 @@ class Lora(NamedTuple):
 
     - rank: columns of A and rows of B
     - alpha: of the scale
-    - targets: the matrices, as a layer names them: q, k, v, o, gate, up, down
+    - targets: the matrices, as a layer names them: q, k, v, o, gate, up, down. In a layer with experts the last three mean
+      those of each expert, and of the shared one.
     - rslora: the scale is alpha / sqrt(rank) (arXiv 2312.03732), else alpha / rank
     """
 

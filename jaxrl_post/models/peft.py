@@ -1,6 +1,7 @@
 """Reads and writes LoRA additions in PEFT's format: adapter_config.json and adapter_model.safetensors.
 
-PEFT's lora_A.weight is [r, inputs] and its lora_B.weight [outputs, r], so a transpose converts them.
+PEFT's lora_A.weight is [r, inputs] and its lora_B.weight [outputs, r], so a transpose converts them. Every expert has
+tensors of its own, under the names that it has as a module of transformers 4.
 
 Invariants:
 - Every tensor is used or refused, never skipped.
@@ -22,9 +23,9 @@ import numpy as np
 from flax import traverse_util
 
 from jaxrl_post.models import config_keys as keys
-from jaxrl_post.models import families, hf, lora, tensor_file
+from jaxrl_post.models import expert_files, families, hf, lora, tensor_file
 from jaxrl_post.models.families import Tensor
-from jaxrl_post.models.layer import PRODUCTS
+from jaxrl_post.models.layer import PRODUCTS, leading, product
 from jaxrl_post.models.model_config import Lora, ModelConfig
 from jaxrl_post.ring import json_text
 from jaxrl_post.ring.json_text import said, shown
@@ -32,6 +33,7 @@ from jaxrl_post.ring.json_text import said, shown
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _OFF = ("use_dora", "lora_bias", "fan_in_fan_out", "modules_to_save", "rank_pattern", "alpha_pattern")
 _OFF += ("layers_to_transform", "target_parameters", "trainable_token_indices", "exclude_modules", "use_qalora")
+_TARGETS = lora.MODULES | {theirs: name for name, theirs in expert_files.MIXTRAL.items()}
 
 
 def read(directory: str | Path) -> tuple[Lora, str]:
@@ -50,9 +52,14 @@ def read(directory: str | Path) -> tuple[Lora, str]:
         raise ValueError(f"model {file}: base_model_name_or_path must be a text, got {shown(base)}")
     rank, alpha = keys.count(file, given, "r"), keys.above(file, given, "lora_alpha", 0.0)
     # The tensors tell which matrices have additions: target_modules may be a pattern.
-    found = {name.split(".")[-3] for name in _entries(Path(directory)) if name.count(".") > 2}
-    targets = tuple(name for module, name in lora.MODULES.items() if module in found)
+    found = {_TARGETS.get(_module(name)) for name in _entries(Path(directory))}
+    targets = tuple(name for name in PRODUCTS if name in found)
     return Lora(rank, alpha, targets, keys.flag(file, given, "use_rslora")), base
+
+
+def _module(tensor: str) -> str:
+    """Returns the last name of the module of a tensor such as MODULE.lora_A.weight, or nothing where it has none."""
+    return tensor.split(".")[-3] if tensor.count(".") > 2 else ""
 
 
 def _entries(directory: Path) -> dict[str, tensor_file.Entry]:
@@ -64,8 +71,14 @@ def _entries(directory: Path) -> dict[str, tensor_file.Entry]:
 def load(directory: str | Path, model: ModelConfig) -> dict:
     """Returns the additions of a directory as float32 in host memory: the adapter of a lora.Adapted."""
     present, every = matched(directory, model), tensors(model)
-    leaves = {one.path: hf.read_leaf(present[name], name, one, np.float32) for name, one in every.items()}
-    return traverse_util.unflatten_dict(leaves)
+    leaves: dict[tuple[str, ...], Any] = {}
+    for name, one in every.items():
+        value = hf.read_leaf(present[name], name, one, np.float32)
+        if one.part is None:
+            leaves[one.path] = value
+        else:
+            leaves.setdefault(one.path, []).append(value)
+    return traverse_util.unflatten_dict({path: np.asarray(value) for path, value in leaves.items()})
 
 
 def matched(directory: str | Path, model: ModelConfig) -> dict[str, tensor_file.Entry]:
@@ -73,8 +86,7 @@ def matched(directory: str | Path, model: ModelConfig) -> dict[str, tensor_file.
     directory = Path(directory)
     there, _ = read(directory)
     modules = {name: module for module, name in lora.MODULES.items()}
-    here = _with_tensors(model)
-    named = [{**one._asdict(), "targets": tuple(modules[name] for name in one.targets)} for one in (there, here)]
+    named = [{**one._asdict(), "targets": tuple(modules[name] for name in one.targets)} for one in (there, model.lora)]
     for key in Lora._fields:
         if named[0][key] != named[1][key]:
             raise ValueError(
@@ -94,24 +106,18 @@ def matched(directory: str | Path, model: ModelConfig) -> dict[str, tensor_file.
     return present
 
 
-def _with_tensors(model: ModelConfig) -> Lora:
-    """Returns the additions less targets that no layer has: experts have none, so gate, up and down may be in no layer."""
-    names = {tensor.path[-1].rpartition("_")[0] for tensor in tensors(model).values()}
-    return model.lora._replace(targets=tuple(name for name in model.lora.targets if name in names))
-
-
 def tensors(model: ModelConfig) -> dict[str, Tensor]:
-    shapes, out = lora.abstract(model).adapter, {}
+    shapes, names, out = lora.abstract(model).adapter, lora.leaves(model.lora), {}
     for name, tensor in families.tensors(lora.plain(model)).items():
         *parents, matrix = tensor.path
-        if parents and matrix in model.lora.targets:
+        if parents and matrix in names:
             layer = shapes["layers"][parents[1]]
             stem = f"base_model.model.{name.removesuffix('.weight')}"
             for part in "ab":
-                path, ours = (*parents, f"{matrix}_{part}"), layer[f"{matrix}_{part}"].shape
-                inputs = len(PRODUCTS[matrix][0]) if part == "a" else 1
+                path, ours = (*parents, f"{matrix}_{part}"), layer[f"{matrix}_{part}"].shape[leading(matrix) :]
+                inputs = len(PRODUCTS[product(matrix)][0]) if part == "a" else 1
                 shape = int(np.prod(ours[inputs:])), int(np.prod(ours[:inputs]))
-                out[f"{stem}.lora_{part.upper()}.weight"] = Tensor(path, shape, ours, True)
+                out[f"{stem}.lora_{part.upper()}.weight"] = Tensor(path, shape, ours, True, tensor.part)
     return out
 
 
@@ -134,10 +140,12 @@ def save(directory: str | Path, model: ModelConfig, adapter: Mapping, *, base: s
     shapes = {name: tensor.shape for name, tensor in all_of_them.items()}
     with hf.replacing(directory) as made:
         tensor_file.write(made / TENSORS, shapes, np.dtype(np.float32), values)
-        (made / CONFIG).write_text(json.dumps(_config(_with_tensors(model), base), indent=2) + "\n", encoding="utf-8")
+        found = {_module(name) for name in all_of_them}
+        about = _config(model.lora, [name for name in _TARGETS if name in found], base)
+        (made / CONFIG).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
-def _config(given: Lora, base: str) -> dict[str, Any]:
+def _config(given: Lora, modules: list[str], base: str) -> dict[str, Any]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -146,7 +154,7 @@ def _config(given: Lora, base: str) -> dict[str, Any]:
         "lora_alpha": given.alpha,
         "use_rslora": given.rslora,
         "lora_dropout": 0.0,
-        "target_modules": [module for module, name in lora.MODULES.items() if name in given.targets],
+        "target_modules": modules,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
