@@ -1,7 +1,8 @@
 """An independent forward pass of Llama-family models in plain numpy: the oracle of several tests.
 
-Full forward over one text, no cache, no batch, no jax; written from the papers with complex numbers for the rotation
-and explicit loops over layers and heads, sharing with models/decoder.py only the names in `params` and `config`.
+It is a full forward pass over one text, without cache, batch or jax. It is written from the papers, with complex numbers
+for the rotation and loops over layers, heads and experts. It shares only the names in `params` and `config` with
+models/decoder.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Families against transformers: the golden scores of tests/goldens, ours, and the faults that must part them.
 
-Each fault is what a reader or a decoder could get wrong in that family, planted by changing config or weights after
-they were read, or a function of the computation. The arms are not jitted: each fault would be compiled anew, in six times the time.
+Each fault is what a reader or a decoder could get wrong in that family. It is planted by changing config or weights after
+they were read, or by changing a function of the computation. The arms are not jitted: each fault would be compiled anew,
+in six times the time.
 """
 
 from __future__ import annotations

@@ -35,16 +35,7 @@ def groups() -> list[Group]:
     """Three prompts with four rollouts each, drawn by an engine that records routes and what the cuts leave."""
     asked = lab.requests(12, longest_prompt=12, longest=20, temperatures=(HEAT,), cuts=((6, 0.8),))
     made = lab.engine(POLICY, MODEL, restricted=True, kept_ids=14, route_words=WORDS)
-    out = lab.run(made, asked)
-    return [
-        Group(
-            prompt=asked[i].prompt,
-            rollouts=tuple(out[request.rollout_id] for request in asked[i : i + 4]),
-            rewards=np.random.default_rng(i).random(4),
-            scored=np.ones(4, bool),
-        )
-        for i in range(0, 12, 4)
-    ]
+    return lab.groups_of(asked, lab.run(made, asked))
 
 
 def scores_of(params, text) -> list[np.ndarray]:
@@ -69,7 +60,7 @@ def chosen(scores: np.ndarray) -> np.ndarray:
 
 
 def recorded(rollout: Rollout) -> np.ndarray:
-    """Experts of each sampled token, [layers, T, k], written with Python's own integers."""
+    """Experts of each sampled token, [layers, T, k], read byte by byte."""
     _, words = rollout.records.split(WORDS)
     bytes_ = np.frombuffer(words.astype("<i4").tobytes(), np.uint8).reshape(len(words), -1)
     k, layers = MODEL.experts.per_token, len(ROUTED)

@@ -66,14 +66,11 @@ def _step(
     going = (packed[:, c.ACTIVE] > 0) & (slots.done == 0)
     drafts, tokens, work = _planned(program, tables, packed, state, slots, going)
     plan, position = work.plan, work.position
-    attend, routing = (
-        _attending(attention.Rows(plan.slot, position, plan.real, packed[:, c.TABLE :]), program),
-        program.routing,
-    )
+    attend = _attending(attention.Rows(plan.slot, position, plan.real, packed[:, c.TABLE :]), program)
+    routing, start = program.routing, state.cache
     inputs = jnp.where(plan.real, tokens[plan.slot, position], 0)
     if sizes.route_words:
-        attend, routing = _recording(attend, routing)
-    start = (state.cache, ()) if sizes.route_words else state.cache
+        (attend, routing), start = _recording(attend, routing), (state.cache, ())
     h, cache = decoder.hidden(params, config, inputs, position, attend, start, dtype=program.dtype, routing=routing)
 
     slot, after = plan.head_slot, position[plan.head_row] + 1

@@ -61,7 +61,7 @@ def route_words(config: ModelConfig) -> int:
 
 def _chosen(config: ModelConfig) -> int:
     e = config.experts
-    return 0 if e is None else (config.layers - len(e.dense_layers)) * e.per_token
+    return 0 if e is None else len(config.expert_layers) * e.per_token
 
 
 def _size(experts: Experts) -> int:

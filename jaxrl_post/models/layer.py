@@ -227,8 +227,8 @@ class Layer(nnx.Module):
             with jax.named_scope("shared_expert"):
                 both = self._product("shared_gate", x), self._product("shared_up", x)
                 shared = self._product("shared_down", mixture.inner(*both, None, self.config.activation))
-                open_ = jnp.einsum("...d,d->...", x, self.shared_router[...].astype(x.dtype), **how)
-                out = out + jax.nn.sigmoid(open_)[..., None] * shared.astype(wide)
+                opened = jnp.einsum("...d,d->...", x, self.shared_router[...].astype(x.dtype), **how)
+                out = out + jax.nn.sigmoid(opened)[..., None] * shared.astype(wide)
         return named(out.astype(x.dtype), PROJECTED), cache
 
     def _gate_up(self, x: Array) -> tuple[Array, Array]:

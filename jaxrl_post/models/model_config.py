@@ -136,13 +136,17 @@ class ModelConfig:
             raise ValueError(f"model: activation={self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
         if self.rope_scaling is not None:
             self.rope_scaling.check(self.head_dim, self.rope_theta)
-
         if self.experts is not None:
             _check_experts(self.experts, self.layers)
 
     def experts_of(self, layer: int) -> Experts | None:
         """Returns the experts of a layer, or None where it has one feed-forward."""
         return None if self.experts is None or layer in self.experts.dense_layers else self.experts
+
+    @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """Returns the numbers of the layers that have experts."""
+        return tuple(layer for layer in range(self.layers) if self.experts_of(layer))
 
     @property
     def widest(self) -> int:

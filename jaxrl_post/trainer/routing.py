@@ -56,8 +56,8 @@ def of_batch(
       replay: recorded routes are used, not only compared with.
     """
     assert model.experts is not None
-    sparse = [layer for layer in range(model.layers) if model.experts_of(layer)]
-    place = np.array([sparse.index(layer) if layer in sparse else 0 for layer in range(model.layers)], np.int32)
+    place = np.zeros(model.layers, np.int32)  # of a layer's routes among those that are recorded
+    place[list(model.expert_layers)] = np.arange(len(model.expert_layers))
     flat = None if words is None else words.reshape(segment_ids.size, -1)
     routes = None if flat is None else experts.unpacked(flat, model)
 
@@ -100,7 +100,7 @@ def metrics(routed: Routed, model: ModelConfig) -> dict[str, Array]:
         "router_mismatch": routed.other,
         "recorded_routes": routed.recorded,
     }
-    return {f"training/{name}": jax.lax.stop_gradient(x) / _layers(model) for name, x in means.items()}
+    return {f"training/{name}": jax.lax.stop_gradient(x) / len(model.expert_layers) for name, x in means.items()}
 
 
 def losses(routed: Routed, model: ModelConfig, algorithm: AlgorithmConfig) -> dict[str, tuple[float, Array]]:
@@ -109,15 +109,11 @@ def losses(routed: Routed, model: ModelConfig, algorithm: AlgorithmConfig) -> di
         "actor/router_aux_loss": (algorithm.router_aux_loss_coef, routed.balance),
         "actor/router_z_loss": (algorithm.router_z_loss_coef, routed.z),
     }
-    return {name: (coef, x / _layers(model)) for name, (coef, x) in named.items()}
-
-
-def _layers(model: ModelConfig) -> int:
-    return sum(model.experts_of(layer) is not None for layer in range(model.layers))
+    return {name: (coef, x / len(model.expert_layers)) for name, (coef, x) in named.items()}
 
 
 def _shares(chosen: Float[Array, "BT E"], segment_ids: Int[Array, "B T"]) -> Float[Array, "BT E"]:
-    """Returns, at each token, how many experts of its segment's tokens each expert is, divided by the tokens."""
+    """Returns, at each token, how often its segment chose each expert, divided by the segment's tokens."""
     B, T = segment_ids.shape
 
     def of_row(chosen: Array, ids: Array) -> Array:

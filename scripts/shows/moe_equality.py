@@ -55,7 +55,7 @@ RUNS = {
     "test_main_tail_batching.py": "",
     "test_main_speculation.py": "",
     "test_main_environments.py": "",
-    "test_main_lora.py": "not additions_alone and not export_and_engine",  # count matrices of a dense layer
+    "test_main_lora.py": "not additions_alone and not export_and_engine",  # name the matrices of a dense layer
     "test_main_moved.py": "",
     "test_main_elastic.py": "",
     "test_commands_replay.py": "",
@@ -80,14 +80,12 @@ def _attend(layer, q, k, v, cache, **how):
 
 @functools.partial(jax.jit, static_argnames="model")
 def _rows(params, tokens, model):
-    routes: tuple = ()
-
     def choose(layer, scores, per_token, cache):
         ids, _ = experts.highest(layer, scores, per_token, None)
         return ids, (*cache, ids)
 
     ways = experts.ALONE._replace(choose=choose)
-    h, routes = decoder.hidden(params, model, tokens, jnp.zeros_like(tokens), _attend, routes, routing=ways)
+    h, routes = decoder.hidden(params, model, tokens, jnp.zeros_like(tokens), _attend, (), routing=ways)
     return h, jnp.stack(routes)
 
 
@@ -111,9 +109,9 @@ def _moves(record) -> None:
 def _ties(record) -> None:
     """Every second expert has the scores of the one before it, so that each row has ties at its bound."""
     model = dataclasses.replace(MODEL, experts=Experts(8, 3, 24))
-    params = lab.weights(0, model)
+    params = decoder.init(model, 0)
     for layer in params["layers"].values():
-        layer["router"] = np.repeat(np.asarray(layer["router"])[:, ::2], 2, axis=1)
+        layer["router"] = np.repeat(layer["router"][:, ::2], 2, axis=1)
     tokens = np.random.default_rng(1).integers(0, model.vocab_size, ROWS)
     found = np.sort(np.asarray(_rows(params, tokens, model)[1]), axis=-1)
     pairs, lower = found // 2, found % 2 == 0

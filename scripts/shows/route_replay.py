@@ -48,7 +48,7 @@ SEEDS = (0, 1, 2, 3, 4)
 STALE = (
     *("scheduler.prompts=8", "scheduler.group_size=4", "scheduler.ahead=8", "scheduler.max_staleness=4"),
     *("engine.steps_per_dispatch=4", "engine.refill_slots=2", "engine.carry_over=keep", "engine.carry_share=1.0"),
-    *("eval.prompts=0", "eval.every=0", "checkpoint.every=0", "steps=60"),
+    *("eval.prompts=0", "eval.every=0", "checkpoint.every=0", "steps=60", "model.path=configs/moe_policy"),
 )
 
 
@@ -59,22 +59,14 @@ def show(record) -> None:
 
 
 def _drawn(params, dtype=np.float32, model=MODEL) -> list[Group]:
-    """Returns 16 groups of four rollouts that an engine with these activations draws and records."""
+    """Returns 16 groups of four rollouts each, which an engine with activations of this dtype draws and records."""
     asked = lab.requests(64, longest_prompt=16, longest=40, temperatures=(1.0,))
     placed = meshes.put(params, meshes.param_shardings(meshes.make_mesh(), decoder.axes(model), "engine"))
     cast = _cast(placed, dtype)
     out = lab.run(
         lab.made(model, cast, meshes.make_mesh(), route_words=experts.route_words(model), dtype=jnp.dtype(dtype)), asked
     )
-    return [
-        Group(
-            prompt=asked[i].prompt,
-            rollouts=tuple(out[request.rollout_id] for request in asked[i : i + 4]),
-            rewards=np.random.default_rng(i).random(4),
-            scored=np.ones(4, bool),
-        )
-        for i in range(0, len(asked), 4)
-    ]
+    return lab.groups_of(asked, out)
 
 
 def _cast(tree, dtype):
@@ -185,6 +177,6 @@ def _stale(record) -> None:
 def _share(seed: int, replay: bool) -> dict:
     """Returns the share of trained tokens whose ratio lies outside the band in one pipelined run, and its oldest token."""
     options = (*STALE, f"seed={seed}", f"algorithm.router_replay={replay}")
-    ratios, oldest = engine_ratios.log_ratios("configs/demo/moe.py", options)
+    ratios, oldest = engine_ratios.log_ratios("configs/demo/pipeline.py", options)
     low, high = np.log(BAND)
     return {"share": float(np.mean((ratios < low) | (ratios > high))), "tokens": ratios.size, "oldest": oldest}

@@ -118,7 +118,7 @@ def used(model: decoder.ModelConfig) -> int:
     e = model.experts
     if e is None:
         return parameters(model)
-    each = 3 * model.embed * e.ffw * (model.layers - len(e.dense_layers))
+    each = 3 * model.embed * e.ffw * len(model.expert_layers)
     return parameters(model) - (e.count - e.per_token) * each
 
 
