@@ -11,7 +11,7 @@ def dense(positions, segments=None):
     distance = positions[:, :, None] - positions[:, None, :]
     same = segments[:, :, None] == segments[:, None, :]
 
-    def attend(layer, q, k, v, cache, *, scale, window, soft_cap):
+    def attend(layer, q, k, v, cache, *, scale, window, soft_cap, sinks=None):
         k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
         wide = jnp.promote_types(q.dtype, jnp.float32)
         scores = jnp.einsum("btnh,bsnh->bnts", q, k, preferred_element_type=wide) * scale
@@ -19,8 +19,13 @@ def dense(positions, segments=None):
             scores = soft_cap * jnp.tanh(scores / soft_cap)
         seen = same & (distance >= 0) & (distance < (window or jnp.iinfo(jnp.int32).max))
         scores = jnp.where(seen[:, None], scores, -jnp.inf)
+        if sinks is not None:  # one more key, whose weight is dropped
+            scores = jnp.concatenate(
+                [scores, jnp.broadcast_to(sinks.astype(wide)[:, None, None], (*scores.shape[:-1], 1))], axis=-1
+            )
         weights = jnp.exp(scores - scores.max(-1, keepdims=True))
         weights = weights / weights.sum(-1, keepdims=True)
+        weights = weights if sinks is None else weights[..., :-1]
         return jnp.einsum("bnts,bsnh->btnh", weights.astype(v.dtype), v), cache
 
     return attend

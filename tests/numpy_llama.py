@@ -73,9 +73,12 @@ def _attention(layer, config, x, positions, window) -> np.ndarray:
     for head in range(config.heads):
         shared = head * config.kv_heads // config.heads
         scores = _capped(q[:, head] @ k[:, shared].T * scale, config.attn_soft_cap)
-        weights = np.exp(log_softmax(np.where(hidden, -np.inf, scores)))
+        scores = np.where(hidden, -np.inf, scores)
+        if config.sinks:
+            scores = np.concatenate([scores, np.full((len(scores), 1), layer["sinks"][head])], axis=1)
+        weights = np.exp(log_softmax(scores))[:, : len(positions)]
         out += (weights @ v[:, shared]) @ layer["o"][head]
-    return out
+    return out + layer["o_bias"] if config.o_bias else out
 
 
 def _turned(x, config, positions, local) -> np.ndarray:

@@ -40,10 +40,11 @@ def _pass(program: Program, params: Any, tokens: Array, cache: tuple, tiles: Arr
     rows = prompt_attention.rows_of(tiles[:, TILE_FIRST], tiles[:, TILE_COUNT], tiles[:, TILE_TABLE:], PROMPT_TILE)
     inputs = jnp.where(rows.real, tokens[tiles[rows.slot, TILE_SLOT], rows.position], 0)
 
-    def attend(layer, q, k, v, cache, **how):
+    def attend(layer, q, k, v, cache, *, sinks=None, **how):
         written = attention.write(cache[layer], k, v, rows)
         run = program.spread(functools.partial(prompt_attention.attention, platforms=program.platforms, **how))
-        return run(q, written, rows), (*cache[:layer], written, *cache[layer + 1 :])
+        own = () if sinks is None else (sinks,)
+        return run(q, written, rows, *own), (*cache[:layer], written, *cache[layer + 1 :])
 
     how = dict(dtype=program.dtype, routing=program.routing)
     _, cache = decoder.hidden(params, program.config, inputs, rows.position, attend, cache, **how)

@@ -146,10 +146,11 @@ def _shared(
 def _attending(at: attention.Rows, program: RowProgram) -> Callable:
     """Returns the decoder's `attend`, which writes the rows' keys and values and then reads their slots' pages."""
 
-    def attend(layer, q, k, v, cache, **how):
+    def attend(layer, q, k, v, cache, *, sinks=None, **how):
         written = attention.write(cache[layer], k, v, at)
         run = program.spread(functools.partial(attention.attention, platforms=program.platforms, **how))
-        return run(q, written, at), (*cache[:layer], written, *cache[layer + 1 :])
+        own = () if sinks is None else (sinks,)
+        return run(q, written, at, *own), (*cache[:layer], written, *cache[layer + 1 :])
 
     return attend
 

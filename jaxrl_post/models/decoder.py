@@ -8,7 +8,8 @@ Outside this file `params` is a plain nested dict of arrays:
     or, with experts, router [D,E], experts_gate and experts_up [E,D,F], experts_down [E,F,D]
   - by the config: router_bias [E], experts_gate_bias and experts_up_bias [E,F], experts_down_bias [E,D], shared_gate and
     shared_up [D,S], shared_down [S,D], shared_router [D]
-  - by the config: q_bias [N,H], k_bias and v_bias [K,H], q_norm and k_norm [H], attn_post_norm and ffw_post_norm [D]
+  - by the config: q_bias [N,H], k_bias and v_bias [K,H], q_norm and k_norm [H], attn_post_norm and ffw_post_norm [D],
+    sinks [N], o_bias [D]
 
 Invariant: apart from `attend`, a row (one token at one position) is computed from that row alone. So its value cannot
 depend on the other rows of the batch. Norms, rotation and scores are computed in float32 or wider. Cache, mask and
@@ -180,6 +181,8 @@ def hidden(
 
     attend(layer, q [..., N, H], k [..., K, H], v [..., K, H], cache, *, scale, window, soft_cap) -> (out [..., N, H],
     cache). q and k are rotated by `positions`. `attend` is called once per layer, in order.
+    Where the config has `sinks`, attend also gets sinks= [N]: for each query head a score that joins each softmax. It has
+    no value, so it only takes weight: out = sum_j exp(s_j) v_j / (sum_j exp(s_j) + exp(sink)).
     It gives its output the name layer_loop.ATTENDED where a remat policy may keep it.
 
     Args:

@@ -336,7 +336,8 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
     gemma = "query_pre_attn_scalar" in family.absent
     plain = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
     expected = {
-        name: family.fixed.get(name, plain[name]) for name in ("norm_offset", "post_norms", "qk_norm", "qkv_bias")
+        name: family.fixed.get(name, plain[name])
+        for name in ("norm_offset", "post_norms", "qk_norm", "qkv_bias", "o_bias", "sinks")
     }
     expected["embed_scale"] = float(config.embed) ** 0.5 if gemma else 1.0
     scalar = round(config.scale**-2) if gemma else config.head_dim

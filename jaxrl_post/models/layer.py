@@ -110,6 +110,10 @@ class Layer(nnx.Module):
             self.q_bias = param((c.heads, c.head_dim), ("heads", "head_dim"))
             self.k_bias = param((c.kv_heads, c.head_dim), ("kv_heads", "head_dim"))
             self.v_bias = param((c.kv_heads, c.head_dim), ("kv_heads", "head_dim"))
+        if c.o_bias:
+            self.o_bias = param((c.embed,), (None,))
+        if c.sinks:
+            self.sinks = param((c.heads,), ("heads",))
         if c.qk_norm:
             self.q_norm = param((c.head_dim,), (None,), mean=one)
             self.k_norm = param((c.head_dim,), (None,), mean=one)
@@ -175,10 +179,11 @@ class Layer(nnx.Module):
         with jax.named_scope("qkv"):
             q, k, v = self._qkv(norm(h, self.attn_norm[...], c), turn)
         with jax.named_scope("attend"):
-            out, cache = attend(
-                self.index, q, k, v, cache, scale=c.scale, window=c.windows[self.index], soft_cap=c.attn_soft_cap
-            )
+            how = dict(scale=c.scale, window=c.windows[self.index], soft_cap=c.attn_soft_cap)
+            how |= dict(sinks=self.sinks[...]) if c.sinks else {}
+            out, cache = attend(self.index, q, k, v, cache, **how)
             out = self._product("o", out.astype(dtype))
+            out = out + self.o_bias[...].astype(dtype) if c.o_bias else out
             h = h + (norm(out, self.attn_post_norm[...], c) if c.post_norms else out)
         with jax.named_scope("ffw"):
             x = norm(h, self.ffw_norm[...], c)

@@ -79,6 +79,9 @@ class ModelConfig:
     - post_norms: the outputs of attention and feed-forward are normed before they are added to the stream (Gemma).
     - embed_scale: factor of the embedded tokens, rounded to the dtype of the computation (Gemma).
     - experts: None, or what stands in the place of the feed-forward (mixture of experts).
+    - sinks: each query head has a learned number that joins the scores of its softmax. Its share of the weights is dropped
+      (gpt-oss, arXiv 2508.10925; after StreamingLLM, arXiv 2309.17453). `query_scale` and `attn_soft_cap` leave it alone.
+    - o_bias: a bias is added to the output product of attention (gpt-oss).
     - lora: None, or additions with weights of their own, which the learner trains in place of all others
     - scalar: the head is one number for each token, not the scores of all tokens: a reward model
     - family: the family that it was read as (models/families.py), used when it is written. It changes no computation.
@@ -107,6 +110,8 @@ class ModelConfig:
     used_vocab: int = 0  # ids from here on have rows but no meaning, and are never sampled; 0: no such ids
     qk_norm: bool = False
     qkv_bias: bool = False
+    o_bias: bool = False
+    sinks: bool = False
     query_scale: float | None = None
     experts: Experts | None = None
     lora: Lora | None = None

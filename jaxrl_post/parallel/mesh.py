@@ -328,7 +328,8 @@ def cache_sharding(mesh: Mesh) -> NamedSharding:
 def by_heads(mesh: Mesh, attend: Callable) -> Callable:
     """Returns `attend` of one replica such that every device runs it on its own heads.
 
-    `attend(q [R, N, H], cache of [pages, page, 2K, H], rows) -> [R, N, H]`. Two kinds of `attend` need this:
+    `attend(q [R, N, H], cache of [pages, page, 2K, H], rows) -> [R, N, H]`, with sinks [N] behind the rows where a model
+    has them. Two kinds of `attend` need this:
     - A kernel written by hand, which the compiler cannot split.
     - A loop over pages. vmap would make one loop for all replicas: as long as the longest, with a collective in every
       iteration.
@@ -336,7 +337,13 @@ def by_heads(mesh: Mesh, attend: Callable) -> Callable:
     Map over replicas by vmap(..., spmd_axis_name=REPLICAS).
     """
     heads, pages = PartitionSpec(None, TENSOR), PartitionSpec(None, None, TENSOR)
-    return jax.shard_map(attend, mesh=mesh, in_specs=(heads, pages, PartitionSpec()), out_specs=heads, check_vma=False)
+    specs = heads, pages, PartitionSpec(), PartitionSpec(TENSOR)
+
+    def run(*given):
+        mine = specs[: len(given)]
+        return jax.shard_map(attend, mesh=mesh, in_specs=mine, out_specs=heads, check_vma=False)(*given)
+
+    return run
 
 
 def by_experts(mesh: Mesh, run: Callable, axes: Mapping[str, tuple], rows: tuple[str, ...] = ()) -> Callable:
@@ -400,15 +407,21 @@ def vocab_shards(mesh: Mesh) -> int:
 def by_rows_and_heads(sharding: NamedSharding | None, run: Callable) -> Callable:
     """Returns `run` over (q, k, v, segment ids) such that every device runs it on its own rows and heads.
 
+    Where a model has sinks [N], they are a fifth argument, of which every device gets those of its heads.
+
     Args:
       sharding: of q, k, v and the result (heads_sharding); None on one device.
     """
     if sharding is None:
         return run
-    heads, rows = sharding.spec, PartitionSpec(sharding.spec[0])
-    return jax.shard_map(
-        run, mesh=sharding.mesh, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False
-    )
+    heads = sharding.spec
+    specs = heads, heads, heads, PartitionSpec(heads[0]), PartitionSpec(heads[2])
+
+    def split(*given):
+        mine = specs[: len(given)]
+        return jax.shard_map(run, mesh=sharding.mesh, in_specs=mine, out_specs=heads, check_vma=False)(*given)
+
+    return split
 
 
 def by_vocab_shards(mesh: Mesh, run: Callable, axis: int, given: str, made: str) -> Callable:

@@ -52,17 +52,18 @@ def packed(
         scale: float,
         window: int | None,
         soft_cap: float | None,
+        sinks: Float[Array, " N"] | None = None,
     ) -> tuple[Float[Array, "BT N H"], Any]:
         def rows(x):
             x = x.reshape(B, T, *x.shape[1:])
             return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
 
         how = dict(scale=scale, window=window, soft_cap=soft_cap)
+        given = (rows(q), rows(k), rows(v), segment_ids, *(() if sinks is None else (sinks,)))
         if form is None:
-            out = named(blocks(rows(q), rows(k), rows(v), segment_ids, **how), ATTENDED)
+            out = named(blocks(*given, **how), ATTENDED)
         else:
-            run = meshes.by_rows_and_heads(sharding, lambda q, k, v, ids: form(q, k, v, ids, **how))
-            out = run(rows(q), rows(k), rows(v), segment_ids)
+            out = meshes.by_rows_and_heads(sharding, lambda *parts: form(*parts, **how))(*given)
         return out.reshape(B * T, *out.shape[2:]), cache
 
     return attend
@@ -73,14 +74,18 @@ def blocks(
     k: Float[Array, "B T K H"],
     v: Float[Array, "B T K H"],
     segment_ids: Int[Array, "B T"],
+    sinks: Float[Array, " N"] | None = None,
     *,
     scale: float,
     window: int | None,
     soft_cap: float | None,
 ) -> Float[Array, "B T N H"]:
-    """Returns attention in jnp. `window`: a query sees its own position and the window - 1 before it."""
+    """Returns attention in jnp. `window`: a query sees its own position and the window - 1 before it.
+
+    `sinks`: for each query head a score without a value, which joins each softmax (arXiv 2508.10925).
+    """
     T = q.shape[1]
-    block = jax.checkpoint(lambda q, k, v, mask: _block(q, k, v, mask, scale, soft_cap))
+    block = jax.checkpoint(lambda q, k, v, mask: _block(q, k, v, mask, sinks, scale, soft_cap))
     if T > WRITTEN_OUT:
         return _looped(block, q, k, v, segment_ids, window)
     size, outs = max(BLOCK, -(-T // BLOCKS)), []
@@ -131,6 +136,7 @@ def _block(
     k: Float[Array, "B S K H"],
     v: Float[Array, "B S K H"],
     mask,
+    sinks: Float[Array, " N"] | None,
     scale: float,
     soft_cap: float | None,
 ) -> Float[Array, "B T N H"]:
@@ -145,7 +151,13 @@ def _block(
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     scores = jnp.where(mask[:, None, None], scores, jnp.finfo(wide).min / 2)
-    weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
-    total = jnp.moveaxis(jnp.sum(weights, axis=-1), 3, 1)
+    high, own = jnp.max(scores, axis=-1, keepdims=True), None
+    if sinks is not None:
+        own = sinks.astype(wide).reshape(K, N // K, 1, 1)
+        high = jnp.maximum(high, own)
+    high = jax.lax.stop_gradient(high)
+    weights = jnp.exp(scores - high)
+    total = jnp.sum(weights, axis=-1)
+    total = jnp.moveaxis(total if own is None else total + jnp.exp(own - high)[..., 0], 3, 1)
     out = jnp.einsum("bkgts,bskh->btkgh", weights.astype(v.dtype), v, preferred_element_type=wide)
     return (out / total[..., None]).astype(q.dtype).reshape(B, T, N, H)

@@ -88,7 +88,7 @@ def _by_text(positions: Int[Array, " R"], owners: Int[Array, " R"], starts: Int[
     A text's window holds `tokens` rows from its start on. Rows of later texts in it are hidden by their order alone.
     """
 
-    def attend(layer, q, k, v, cache, *, scale, window, soft_cap):
+    def attend(layer, q, k, v, cache, *, scale, window, soft_cap, sinks=None):
         heads = q.shape[1] // k.shape[1]
         q, k, v = (jnp.pad(x, ((0, tokens), (0, 0), (0, 0))) for x in (q, k, v))
         wide = jnp.promote_types(q.dtype, jnp.float32)
@@ -106,8 +106,13 @@ def _by_text(positions: Int[Array, " R"], owners: Int[Array, " R"], starts: Int[
                 distance = places[:, None] - every
                 seen = (distance >= 0) & (True if window is None else distance < window)
                 scores = jnp.where(seen, scores, -jnp.inf)
-                weights = jnp.where(seen, jnp.exp(scores - scores.max(-1, keepdims=True)), 0)
-                weights = weights / weights.sum(-1, keepdims=True)
+                high, own = scores.max(-1, keepdims=True), None
+                if sinks is not None:
+                    own = sinks.astype(wide)[:, None, None]
+                    high = jnp.maximum(high, own)
+                weights = jnp.where(seen, jnp.exp(scores - high), 0)
+                total = weights.sum(-1, keepdims=True)
+                weights = weights / (total if own is None else total + jnp.exp(own - high))
                 return jnp.einsum("nqs,snh->qnh", weights.astype(values.dtype), values)
 
             blocks = mine.reshape(-1, TILE, *mine.shape[1:]), every.reshape(-1, TILE)
