@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_post.kernels import attention_gpu, attention_tpu, hardware
+from jaxrl_post.kernels.sinks import joined
 
 BIG_NEGATIVE = -1e30
 TURN = 64  # positions that the reference reads at once of each row, in whole pages
@@ -94,6 +95,7 @@ def attention(
     q: Float[Array, "R N H"],
     cache: Cache,
     rows: Rows,
+    sinks: Float[Array, " N"] | None = None,
     *,
     scale: float,
     window: int | None,
@@ -103,42 +105,52 @@ def attention(
     """Returns causal attention of each row over its slot's cache, with grouped queries, up to the longest length.
 
     `window` w keeps positions > own - w. `soft_cap` c replaces a score by c * tanh(score / c). The softmax is in
-    float32. `platforms`: those whose kernel may be used. Under vmap, every argument must have the mapped axis."""
+    float32. `sinks`: of each query head, see sinks.py. `platforms`: those whose kernel may be used. Under vmap, every
+    argument must have the mapped axis, but sinks must not."""
     how = dict(scale=scale, window=window, soft_cap=soft_cap)
     if not serving(q, cache, platforms):
-        return reference(q, cache, rows, **how)
-    return _chosen(q, cache, rows, platforms=platforms, **how)
+        return reference(q, cache, rows, sinks, **how)
+    return _chosen(q, cache, rows, sinks, platforms=platforms, **how)
 
 
 @functools.partial(jax.jit, static_argnames=("platforms", "scale", "window", "soft_cap"))
-def _chosen(q: Array, cache: Cache, rows: Rows, *, platforms: frozenset[str], **how) -> Array:
+def _chosen(q: Array, cache: Cache, rows: Rows, sinks: Array | None, *, platforms: frozenset[str], **how) -> Array:
     """Runs the platform's kernel, or the reference where it has none. Jitted, so that equal layers are traced and
     lowered once."""
     kernels = {
         platform: one_by_one(functools.partial(kernel, **how))
         for platform, kernel in serving(q, cache, platforms).items()
     }
-    return jax.lax.platform_dependent(q, cache, rows, default=functools.partial(reference, **how), **kernels)
+    return jax.lax.platform_dependent(q, cache, rows, sinks, default=functools.partial(reference, **how), **kernels)
 
 
 def one_by_one(kernel: Callable) -> Callable:
-    """Returns `kernel` over (q, cache, rows), which under vmap runs once for each element.
+    """Returns `kernel` over (q, cache, rows, sinks), which under vmap runs once for each element.
 
     A grid with one more axis would be another kernel."""
-    run = jax.custom_batching.custom_vmap(lambda q, cache, rows: kernel(q, cache.pages, rows))
+    run = jax.custom_batching.custom_vmap(lambda q, cache, rows, *sinks: kernel(q, cache.pages, rows, *sinks))
 
     @run.def_vmap
     def mapped(size, batched, *arguments):
-        assert all(jax.tree.leaves(batched)), "every argument of a mapped attention has the mapped axis"
+        arguments, sinks = arguments[:3], arguments[3:]
+        assert all(jax.tree.leaves(batched[:3])), "every argument of a mapped attention has the mapped axis"
+        assert not any(jax.tree.leaves(batched[3:])), "sinks are weights, which all replicas share"
         if size == 1:
-            return run(*jax.tree.map(lambda x: x[0], arguments))[None], True
-        return jax.lax.map(lambda each: run(*each), arguments), True
+            return run(*jax.tree.map(lambda x: x[0], arguments), *sinks)[None], True
+        return jax.lax.map(lambda each: run(*each, *sinks), arguments), True
 
-    return run
+    return lambda q, cache, rows, sinks: run(q, cache, rows, *(() if sinks is None else (sinks,)))
 
 
 def reference(
-    q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: float, window: int | None, soft_cap: float | None
+    q: Float[Array, "R N H"],
+    cache: Cache,
+    rows: Rows,
+    sinks: Float[Array, " N"] | None = None,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
 ) -> Float[Array, "R N H"]:
     """Returns `attention`, computed in jnp. A turn takes TURN positions of every row, or one page where that is longer."""
     R, N, H = q.shape
@@ -176,5 +188,8 @@ def reference(
         jnp.zeros(shape, jnp.float32),
         jnp.zeros((*shape, H), jnp.float32),
     )
-    _, mass, out = jax.lax.fori_loop(0, (jnp.max(live) + size - 1) // size, walk, start)
+    peak, mass, out = jax.lax.fori_loop(0, (jnp.max(live) + size - 1) // size, walk, start)
+    if sinks is not None:
+        shrink, mass = joined(peak, mass, sinks.astype(jnp.float32).reshape(K, N // K))
+        out = out * shrink[..., None]
     return (out / jnp.where(mass > 0, mass, 1.0)[..., None]).reshape(R, N, H).astype(q.dtype)

@@ -24,6 +24,7 @@ from jaxtyping import Array, Float
 
 from jaxrl_post.kernels import row_tiles
 from jaxrl_post.kernels.pallas_gpu import pl, plgpu
+from jaxrl_post.kernels.sinks import joined
 
 TILE = 64  # rows of one wgmma
 PLACE = 64  # positions of one place of the ring: 16 KB of keys of 128 numbers
@@ -53,6 +54,7 @@ def attention(
     q: Float[Array, "R N H"],
     pages: Float[Array, "pages page C L"],
     rows: Any,
+    sinks: Float[Array, " N"] | None = None,
     *,
     scale: float,
     window: int | None,
@@ -88,27 +90,37 @@ def attention(
     out, stats = run(packed, pages, rows.table, row_tiles.of(rows, TILE // padded))
     shape = (-1, K, R, padded)
     out, peak, mass = out.reshape(*shape, H), stats[..., 0].reshape(shape), stats[..., -1].reshape(shape)
-    return _combined(out, peak, mass, rows, stretch * PLACE, window)[:, :, :group].reshape(R, N, H).astype(q.dtype)
+    own = None
+    if sinks is not None:
+        own = jnp.pad(sinks.astype(jnp.float32).reshape(K, 1, group), ((0, 0), (0, 0), (0, padded - group)))
+    out = _combined(out, peak, mass, own, rows, stretch * PLACE, window)
+    return out[:, :, :group].reshape(R, N, H).astype(q.dtype)
 
 
 def _combined(
     out: Float[Array, "I K R G H"],
     peak: Float[Array, "I K R G"],
     mass: Float[Array, "I K R G"],
+    sinks: Float[Array, "K 1 G"] | None,
     rows: Any,
     stretch: int,
     window: int | None,
 ) -> Float[Array, "R K G H"]:
-    """Returns the softmax-weighted sum over I stretches. Stretches that a row does not reach were never written, and
-    are skipped."""
+    """Returns the softmax-weighted sum over I stretches, which the sinks join last.
+
+    Stretches that a row does not reach were never written, and are skipped."""
     begin = jnp.arange(out.shape[0])[:, None] * stretch
     low = jnp.zeros_like(rows.position) if window is None else rows.position - window + 1
     reached = rows.real & (begin <= rows.position) & (begin + stretch > low)
     reached = reached[:, None, :, None]
     peak = jnp.where(reached, peak, BIG_NEGATIVE)
-    share = jnp.where(reached, jnp.exp(peak - jnp.max(peak, axis=0)), 0.0)
+    high = jnp.max(peak, axis=0)
+    share = jnp.where(reached, jnp.exp(peak - high), 0.0)
     mass = jnp.sum(jnp.where(reached, share * mass, 0.0), axis=0)
     out = jnp.sum(jnp.where(reached[..., None], share[..., None] * out, 0.0), axis=0)
+    if sinks is not None:
+        shrink, mass = joined(high, mass, sinks)
+        out = out * shrink[..., None]
     return jnp.moveaxis(out / jnp.where(mass > 0, mass, 1.0)[..., None], 0, 1)
 
 

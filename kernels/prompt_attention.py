@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_post.kernels import attention_gpu, attention_tpu, hardware
 from jaxrl_post.kernels.attention import BIG_NEGATIVE, Cache, Rows, kv_heads, one_by_one, serving
+from jaxrl_post.kernels.sinks import joined
 
 TURN = 256  # positions that the reference reads at once
 
@@ -46,6 +47,7 @@ def attention(
     q: Float[Array, "R N H"],
     cache: Cache,
     rows: Rows,
+    sinks: Float[Array, " N"] | None = None,
     *,
     scale: float,
     window: int | None,
@@ -55,22 +57,29 @@ def attention(
     """Returns causal attention of each row over its prompt's cache, as attention.attention does."""
     how = dict(scale=scale, window=window, soft_cap=soft_cap)
     if not serving(q, cache, platforms):
-        return reference(q, cache, rows, **how)
-    return _chosen(q, cache, rows, platforms=platforms, **how)
+        return reference(q, cache, rows, sinks, **how)
+    return _chosen(q, cache, rows, sinks, platforms=platforms, **how)
 
 
 @functools.partial(jax.jit, static_argnames=("platforms", "scale", "window", "soft_cap"))
-def _chosen(q: Array, cache: Cache, rows: Rows, *, platforms: frozenset[str], **how) -> Array:
+def _chosen(q: Array, cache: Cache, rows: Rows, sinks: Array | None, *, platforms: frozenset[str], **how) -> Array:
     """Runs the platform's kernel, or the reference where it has none. Jitted, so that equal layers are traced and
     lowered once."""
     kernels = {
         platform: one_by_one(functools.partial(KERNELS[platform], **how)) for platform in serving(q, cache, platforms)
     }
-    return jax.lax.platform_dependent(q, cache, rows, default=functools.partial(reference, **how), **kernels)
+    return jax.lax.platform_dependent(q, cache, rows, sinks, default=functools.partial(reference, **how), **kernels)
 
 
 def reference(
-    q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: float, window: int | None, soft_cap: float | None
+    q: Float[Array, "R N H"],
+    cache: Cache,
+    rows: Rows,
+    sinks: Float[Array, " N"] | None = None,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
 ) -> Float[Array, "R N H"]:
     """Returns `attention`, computed in jnp. Every turn reads the same stretch of positions for all tiles."""
     R, N, H = q.shape
@@ -109,6 +118,9 @@ def reference(
         jnp.zeros(shape, jnp.float32),
         jnp.zeros((*shape, H), jnp.float32),
     )
-    _, mass, out = jax.lax.fori_loop(0, turns, walk, start)
+    peak, mass, out = jax.lax.fori_loop(0, turns, walk, start)
+    if sinks is not None:
+        shrink, mass = joined(peak, mass, sinks.astype(jnp.float32).reshape(K, N // K, 1))
+        out = out * shrink[..., None]
     out = out / jnp.where(mass > 0, mass, 1.0)[..., None]
     return out.transpose(0, 3, 1, 2, 4).reshape(R, N, H).astype(q.dtype)

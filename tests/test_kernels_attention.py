@@ -31,7 +31,7 @@ def _case(seed=0):
     return q, cache, rows, keys, values
 
 
-def _plain(q, keys, values, slot, position, scale, window, cap):
+def _plain(q, keys, values, slot, position, scale, window, cap, sinks=None):
     out = np.zeros(q.shape)
     for r in range(R):
         low = 0 if window is None else max(0, position[r] - window + 1)
@@ -40,8 +40,9 @@ def _plain(q, keys, values, slot, position, scale, window, cap):
             v = values[slot[r], low : position[r] + 1, n // (N // K)]
             s = k @ q[r, n] * scale
             s = cap * np.tanh(s / cap) if cap else s
+            s = s if sinks is None else np.append(s, sinks[n])
             w = np.exp(s - s.max())
-            out[r, n] = w @ v / w.sum()
+            out[r, n] = w[: len(v)] @ v / w.sum()
     return out
 
 
@@ -52,6 +53,23 @@ def test_equals_plain_softmax(window, cap):
     want = _plain(q, keys, values, rows.slot, rows.position, 0.3, window, cap)
     np.testing.assert_allclose(got[:-1], want[:-1], atol=2e-6)
     assert not got[-1].any(), "a row that is not real attends to nothing"
+
+
+SINKS = np.array([-2.0, 0.5, 3.0, 60.0, -60.0, 0.0], np.float32)
+
+
+@pytest.mark.parametrize("window, cap", [(None, None), (3, 2.0)])
+def test_sinks_join_each_softmax(window, cap):
+    q, cache, rows, keys, values = _case()
+    how = dict(scale=0.3, window=window, soft_cap=cap)
+    got = np.asarray(attention.attention(jnp.asarray(q), cache, rows, jnp.asarray(SINKS), **how))
+    want = _plain(q, keys, values, rows.slot, rows.position, 0.3, window, cap, SINKS.astype(np.float64))
+    np.testing.assert_allclose(got[:-1], want[:-1], atol=2e-6)
+    assert not got[-1].any(), "a row that is not real attends to nothing"
+    alone = attention.attention(
+        jnp.asarray(q), cache, rows._replace(real=rows.real & (rows.slot != 1)), jnp.asarray(SINKS), **how
+    )
+    assert np.delete(got, 3, axis=0).tobytes() == np.delete(np.asarray(alone), 3, axis=0).tobytes()
 
 
 def test_stale_pages_longer_company_and_page_ids_change_no_bit():

@@ -114,9 +114,22 @@ def test_equals_the_reference(case, how, short_stretches):
     assert not got[~np.asarray(rows.real)].any()
 
 
+SINKS = jnp.array([-2.0, 0.5, 3.0, 60.0, -60.0, 0.0])  # of the six query heads of `_case`
+
+
+@interpreted
+@pytest.mark.parametrize("how", [dict(), pytest.param(dict(window=20, soft_cap=2.0), marks=ALSO)], ids=str)
+def test_sinks_join_each_softmax(how, short_stretches):
+    given, how = _case(), HOW | dict(sinks=SINKS) | how
+    got = _kernel(*given, **how)
+    assert _near_the_reference(got, *given, **how)
+    assert not _near_the_reference(got, *given, **how | dict(sinks=None))
+    assert not got[~np.asarray(given[2].real)].any()
+
+
 def _near_the_reference(got, q, cache, rows, **how) -> bool:
     wide = attention.Cache(cache.pages.astype(jnp.float32))
-    exact = np.asarray(attention.reference(q.astype(jnp.float32) * 1, wide, rows, **how))
+    exact = np.asarray(attention.reference(q.astype(jnp.float32), wide, rows, **how))
     near = np.asarray(attention.reference(q, cache, rows, **how), np.float32)
     # q * scale, the weights and the result are rounded to bfloat16, 2^-9 each; values are of size 1 to 4
     return np.allclose(got, exact, atol=0.03, rtol=0.02) and np.allclose(got, near, atol=0.02, rtol=0.01)
@@ -201,6 +214,13 @@ def test_planted_faults_are_seen(fault, monkeypatch):
     assert not _near_the_reference(_kernel(q, cache, rows, **HOW), q, cache, rows, **HOW)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_under_vmap_sinks_are_shared_and_lower(size):
+    q, cache, rows = jax.tree.map(lambda x: jnp.stack([x] * size), _case())
+    run = jax.vmap(functools.partial(attention.attention, **HOW), in_axes=(0, 0, 0, None))
+    assert "mosaic_gpu" in jax.jit(run).trace(q, cache, rows, SINKS).lower(lowering_platforms=("cuda",)).as_text()
+
+
 def _lowered(platform: str, **shape) -> str:
     q, cache, rows = _case(**shape)
     run = functools.partial(attention.attention, **HOW)
@@ -229,12 +249,14 @@ def test_the_platform_and_the_shapes_choose():
     assert "mosaic_gpu" not in text
 
 
-def test_on_cpu_every_bit_is_the_references_also_when_devices_split_it():
+@pytest.mark.parametrize("sinks", [(), (jnp.array([-2.0, 0.5, 3.0, 0.0]),)], ids=["plain", "sinks"])
+def test_on_cpu_every_bit_is_the_references_also_when_devices_split_it(sinks):
     cases = [_case(K=2, G=2, seed=seed) for seed in range(2)]
-    want = [np.asarray(attention.reference(*case, **HOW)) for case in cases]
-    assert np.asarray(attention.attention(*cases[0], **HOW)).tobytes() == want[0].tobytes()
+    want = [np.asarray(attention.reference(*case, *sinks, **HOW)) for case in cases]
+    assert np.asarray(attention.attention(*cases[0], *sinks, **HOW)).tobytes() == want[0].tobytes()
     mesh = meshes.make_mesh(data=2, tensor=2)
     run = meshes.by_heads(mesh, functools.partial(attention.attention, **HOW))
+    axes = 0, 0, 0, *(None for _ in sinks)
     both = jax.tree.map(lambda *leaves: jnp.stack(leaves), *cases)
-    got = np.asarray(jax.jit(jax.vmap(run, spmd_axis_name=meshes.REPLICAS))(*both))
+    got = np.asarray(jax.jit(jax.vmap(run, axes, spmd_axis_name=meshes.REPLICAS))(*both, *sinks))
     assert got.tobytes() == np.stack(want).tobytes()

@@ -61,6 +61,17 @@ def test_equals_attention_row_by_row(window, cap, turn, monkeypatch):
     assert not got[~np.asarray(rows.real)].any(), "a row that is not real attends to nothing"
 
 
+@pytest.mark.parametrize("window", [None, 5])
+def test_sinks_join_each_softmax(window):
+    q, cache, rows = case()
+    sinks, how = jnp.array([-2.0, 0.5, 3.0, 60.0, -60.0, 0.0]), HOW | dict(window=window)
+    runs = prompt_attention.attention, attention.reference
+    got, want = (np.asarray(run(q, cache, rows, sinks, **how)) for run in runs)
+    np.testing.assert_allclose(got, want, atol=2e-6)
+    assert not got[~np.asarray(rows.real)].any(), "a row that is not real attends to nothing"
+    assert not np.allclose(got, prompt_attention.attention(q, cache, rows, **how), atol=1e-2)
+
+
 def test_place_company_and_stale_pages_change_no_bit():
     q, cache, rows = case()
     base = np.asarray(prompt_attention.attention(q, cache, rows, **HOW)).reshape(5, TILE, -1)
