@@ -6,6 +6,8 @@ with t. Each block therefore walks from the first block of the other side that i
 other segments is read beyond those blocks.
 
 - forward: one block of queries and one head; online softmax (arXiv 2307.08691 algorithm 1); the log of the mass is kept.
+- sinks: the score without a value joins a query's mass at the end of the forward pass (gpt-oss, arXiv 2508.10925). So the
+  backward pass reads it from the log of the mass. The gradient of a sink is -sum of its weight times (slope . output).
 - backward: scores are computed again. One kernel walks keys and makes the gradient of the queries. Another walks the
   queries of all heads of a key head and makes the gradients of keys and values. Nothing is added by atomics, so equal
   inputs give equal bits.
@@ -116,6 +118,7 @@ def attention(
     k: Float[Array, "B T K H"],
     v: Float[Array, "B T K H"],
     segment_ids: Int[Array, "B T"],
+    sinks: Float[Array, " N"] | None = None,
     *,
     scale: float,
     window: int | None,
@@ -127,6 +130,7 @@ def attention(
     """Returns causal attention inside the segments of packed rows.
 
     Args:
+      sinks: for each query head a score without a value, neither scaled nor capped.
       scale: above 0.
       window: a query sees its own position and the window - 1 before it.
       saved: name under which a remat policy may keep the output and the log of the mass.
@@ -139,7 +143,8 @@ def attention(
     if not scale > 0:
         raise ValueError(f"attention: scale={scale} must be above 0; it is 1 over the root of a head's size")
     how = _How(scale, window, soft_cap, tiles, saved, interpret)
-    return _attention(how, q, k, v, *stretches(segment_ids, window))
+    own = None if sinks is None else math.log2(math.e) * sinks.astype(_wide(q))
+    return _attention(how, q, k, v, *stretches(segment_ids, window), own)
 
 
 def stretches(segment_ids: Int[Array, "B T"], window: int | None) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
@@ -157,22 +162,29 @@ def stretches(segment_ids: Int[Array, "B T"], window: int | None) -> tuple[Int[A
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(how: _How, q: Array, k: Array, v: Array, first: Array, last: Array) -> Array:
-    return _forward(how, q, k, v, first)[0]
+def _attention(how: _How, q: Array, k: Array, v: Array, first: Array, last: Array, sinks: Array | None) -> Array:
+    return _forward(how, q, k, v, first, sinks)[0]
 
 
-def _kept(how: _How, q: Array, k: Array, v: Array, first: Array, last: Array) -> tuple[Array, tuple]:
-    out, mass = (checkpoint_name(x, how.saved) for x in _forward(how, q, k, v, first))
-    return out, (q, k, v, first, last, out, mass)
+def _kept(
+    how: _How, q: Array, k: Array, v: Array, first: Array, last: Array, sinks: Array | None
+) -> tuple[Array, tuple]:
+    out, mass = (checkpoint_name(x, how.saved) for x in _forward(how, q, k, v, first, sinks))
+    return out, (q, k, v, first, last, sinks, out, mass)
 
 
 def _gradients(how: _How, kept: tuple, slope: Array) -> tuple:
-    q, k, v, first, last, out, mass = kept
+    q, k, v, first, last, sinks, out, mass = kept
     wide = _wide(q)
     dot = jnp.sum(slope.astype(wide) * out.astype(wide), axis=-1).transpose(0, 2, 1)
     dq = _by_queries(how, q, k, v, first, slope, mass, dot)
     dk, dv = _by_keys(how, q, k, v, first, last, slope, mass, dot)
-    return dq, dk, dv, None, None
+    return dq, dk, dv, None, None, None if sinks is None else _by_sinks(sinks, mass, dot)
+
+
+def _by_sinks(sinks: Array, mass: Array, dot: Array) -> Array:
+    """Returns the gradient of the sinks [N] as binary logarithms, from mass and dot [B, N, T]."""
+    return -math.log(2) * jnp.sum(jnp.exp2(sinks[:, None] - mass) * dot, axis=(0, 2))
 
 
 _attention.defvjp(_kept, _gradients)
@@ -218,14 +230,16 @@ def _specs(tile: Tile, q: Array, k: Array) -> dict[str, pl.BlockSpec]:
         "keys": pl.BlockSpec((None, T, None, H), lambda i, b, n: (b, 0, n // group, 0)),
         "row": pl.BlockSpec((None, T), lambda i, b, n: (b, 0)),
         "numbers": pl.BlockSpec((None, None, size), lambda i, b, n: (b, n, i)),
+        "sinks": pl.BlockSpec((q.shape[2],), lambda i, b, n: (0,)),
     }
 
 
-def _forward(how: _How, q: Array, k: Array, v: Array, first: Array) -> tuple[Array, Array]:
-    """Returns the output, and [B, N, T] the binary logarithm of each query's mass."""
+def _forward(how: _How, q: Array, k: Array, v: Array, first: Array, sinks: Array | None) -> tuple[Array, Array]:
+    """Returns the output, and [B, N, T] the binary logarithm of each query's mass. Sinks are binary logarithms too."""
     (B, T, N, _), tile = q.shape, how.tiles.forward
     at = _specs(tile, q, k)
     given = [(at["queries"], q), (at["keys"], k), (at["keys"], v), (at["row"], first)]
+    given += [] if sinks is None else [(at["sinks"], sinks)]
     mass = (at["numbers"], jax.ShapeDtypeStruct((B, N, T), _wide(q)))
     made = ((at["queries"], jax.ShapeDtypeStruct(q.shape, q.dtype)), mass)
     return _call(how, tile, _forward_kernel, (T // tile.queries, B, N), given, made, "flash_forward")
@@ -272,7 +286,8 @@ def _keys_of(tile: Tile, number: Any, first_ref: Any) -> tuple[Array, Array]:
     return _block_of(first_ref[begin], tile.keys), _block_of(begin + tile.queries - 1, tile.keys) + 1
 
 
-def _forward_kernel(how: _How, tile: Tile, q_ref, k_ref, v_ref, first_ref, out_ref, mass_ref):
+def _forward_kernel(how: _How, tile: Tile, q_ref, k_ref, v_ref, first_ref, *refs):
+    *sinks, out_ref, mass_ref = refs
     size, number = tile.queries, pl.program_id(0)
     q, first = q_ref[...], first_ref[pl.ds(number * size, size)]
     own, wide = _places(number, size), _wide(q)
@@ -291,8 +306,14 @@ def _forward_kernel(how: _How, tile: Tile, q_ref, k_ref, v_ref, first_ref, out_r
 
     start = (jnp.full((size,), UNSEEN, wide), jnp.zeros((size,), wide), jnp.zeros(q.shape, wide))
     peak, mass, out = lax.fori_loop(*_keys_of(tile, number, first_ref), walk, start)
+    high = None
+    for sinks_ref in sinks:  # one array, or none
+        sink, low = sinks_ref[pl.program_id(2)], peak * how.heat
+        high = jnp.maximum(low, sink)
+        shrink = how.power(low - high)
+        mass, out = mass * shrink + how.power(sink - high), out * shrink[:, None]
     out_ref[...] = (out / mass[:, None]).astype(out_ref.dtype)
-    mass_ref[...] = peak * how.heat + jnp.log2(mass)
+    mass_ref[...] = (peak * how.heat if high is None else high) + jnp.log2(mass)
 
 
 def _back(how: _How, scores: Array, slopes: Array, mass: Array, dot: Array, seen: Array) -> tuple[Array, Array]:

@@ -4,6 +4,9 @@ The causal mask and the window are known when the kernel is made, and blocks out
 compared inside the blocks. The backward pass is the unfused one. The fused one keeps a gradient of the queries for each
 block of keys. That is 14.6 GiB a layer for a row of 32,768 tokens with 28 heads of 128.
 
+Sinks are Splash's own: a query's softmax begins with its head's sink, at mass 1. Their gradient is summed outside of the
+kernels, from products in the dtype of the queries.
+
 Blocks depend on the shape alone, so equal inputs give equal bits. Refuses shapes for which `serves` is False.
 """
 
@@ -39,6 +42,7 @@ def attention(
     k: Float[Array, "B T K H"],
     v: Float[Array, "B T K H"],
     segment_ids: Int[Array, "B T"],
+    sinks: Float[Array, " N"] | None = None,
     *,
     scale: float,
     window: int | None,
@@ -49,18 +53,30 @@ def attention(
     """Returns causal attention inside the segments of packed rows.
 
     Args:
+      sinks: for each query head a score without a value, neither scaled nor capped (gpt-oss, arXiv 2508.10925).
       window: a query sees its own position and the window - 1 before it.
       saved: name under which a remat policy may keep the output and the log of the mass.
       interpret: True runs without a device.
     """
-    T, N = q.shape[1], q.shape[2]
+    (B, T, N, _), own = q.shape, None
     kernel = _kernel(N, T, window, soft_cap, saved, interpret)
+    if sinks is not None:
+        own = _with_wide_slope(jnp.broadcast_to(sinks.astype(jnp.float32), (B, N)))
 
-    def row(q, k, v, ids):
+    def row(q, k, v, ids, own):
         heads = (jnp.swapaxes(x, 0, 1) for x in ((q * scale).astype(q.dtype), k, v))
-        return jnp.swapaxes(kernel(*heads, segment_ids=splash_attention.SegmentIds(ids, ids)), 0, 1)
+        return jnp.swapaxes(kernel(*heads, segment_ids=splash_attention.SegmentIds(ids, ids), sinks=own), 0, 1)
 
-    return jax.vmap(row)(q, k, v, segment_ids).astype(q.dtype)
+    return jax.vmap(row)(q, k, v, segment_ids, own).astype(q.dtype)
+
+
+@jax.custom_vjp
+def _with_wide_slope(x: Float[Array, "B N"]) -> Float[Array, "B N"]:
+    """Returns `x`. Its gradient becomes float32: Splash returns that of the sinks in the dtype of the queries."""
+    return x
+
+
+_with_wide_slope.defvjp(lambda x: (x, None), lambda _, slope: (slope.astype(jnp.float32),))
 
 
 def _kernel(heads: int, tokens: int, window: int | None, soft_cap: float | None, saved: str, interpret: bool) -> Any:

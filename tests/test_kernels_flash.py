@@ -19,6 +19,7 @@ TOKENS = {GPU: 64, TPU: 256}
 CASES = [dict(window=None, soft_cap=None), dict(window=21, soft_cap=None), dict(window=None, soft_cap=1.5)]
 CASES += [dict(window=17, soft_cap=2.0)]
 BOTH = dict(window=17, soft_cap=2.0)
+SINKS = (-2.0, 0.5, 3.0, -40.0)  # of the query heads
 
 
 def case(T, dtype=np.float32, N=4, K=2, H=8):
@@ -43,6 +44,19 @@ def results(form, T, dtype=np.float32, **how):
         return [np.asarray(x) for x in jax.jit(both)(*given)]
 
 
+def sink_results(form, T, dtype=np.float32, **how):
+    """The output and the gradients by q, k, v and the sinks."""
+    with jax.enable_x64(dtype == np.float64):
+        (*given, slope), ids = case(T, dtype)
+        run = functools.partial(form, scale=0.4, **how)
+
+        def both(*given):
+            out, back = jax.vjp(lambda q, k, v, sinks: run(q, k, v, ids, sinks=sinks), *given)
+            return out, *back(slope)
+
+        return [np.asarray(x) for x in jax.jit(both)(*given, jnp.array(SINKS, dtype))]
+
+
 def reference(q, k, v, ids, **how):
     positions = jnp.broadcast_to(jnp.arange(q.shape[1]), ids.shape)
     return dense(positions, ids)(0, q, k, v, None, **how)[0]
@@ -54,6 +68,32 @@ def far(found, expected):
 
 def test_the_gpu_kernel():
     assert far(results(GPU, 48, **BOTH), results(reference, 48, **BOTH)) <= SINGLE
+
+
+@pytest.mark.parametrize("how", [BOTH, pytest.param(CASES[0], marks=pytest.mark.extended)], ids=str)
+@pytest.mark.parametrize("form", [GPU, attention.blocks], ids=["gpu", "blocks"])
+def test_sinks_and_their_gradient(form, how):
+    found, expected = (sink_results(one, 64, np.float64, **how) for one in (form, reference))
+    assert far(found, expected) <= EXACT
+    assert far(found[:4], results(reference, 64, np.float64, **how)) >= SEEN
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("how", [CASES[0], BOTH], ids=str)
+def test_sinks_on_tpus(how):
+    assert far(sink_results(TPU, 256, **how), sink_results(reference, 256, **how)) <= SINGLE
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("form", [GPU, TPU], ids=["gpu", "tpu"])
+def test_the_gradient_of_a_sink_is_float32_beside_halves(form):
+    (*given, slope), ids = case(256, jnp.bfloat16)
+    sinks = jnp.array(SINKS, jnp.float32)
+    found, expected = (
+        jax.jit(jax.grad(lambda x, run=run: jnp.vdot(run(*given, ids, sinks=x, scale=0.4, **BOTH), slope)))(sinks)
+        for run in (form, reference)
+    )
+    assert found.dtype == jnp.float32 and far([found], [expected]) <= 0.02
 
 
 @pytest.mark.extended

@@ -1,11 +1,15 @@
 """The packed `attend` against dense attention over whole rows, in values and gradients."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from dense_attend import dense
 
+from jaxrl_post.kernels import flash_gpu
+from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer import attention
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -51,6 +55,55 @@ def test_values_and_gradients(T, window, soft_cap):
     got, expected = (
         jax.grad(lambda *a, f=f: jnp.sum(weight * f(*a)), argnums=(0, 1, 2))(q, k, v) for f in (ours, theirs)
     )
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+SINKS = np.array([-2.0, 0.5, 3.0, 60.0], np.float32)
+
+
+@pytest.mark.parametrize("written_out", [64, 8], ids=["written out", "looped"])
+@pytest.mark.parametrize("window", [None, 3])
+def test_sinks_against_a_plain_softmax(monkeypatch, window, written_out):
+    monkeypatch.setattr(attention, "WRITTEN_OUT", written_out)
+    q, k, v, segments = case(20)
+    how = dict(scale=0.4, window=window, soft_cap=None)
+    attend = attention.packed(segments)
+    out = attend(0, flat(q), flat(k), flat(v), None, sinks=jnp.asarray(SINKS), **how)[0].reshape(q.shape)
+    np.testing.assert_allclose(out, softmax_with_sinks(q, k, v, segments, window), atol=2e-6)
+
+
+def softmax_with_sinks(q, k, v, segments, window):
+    """A softmax over [scores, sink] in float64, token by token, whose last weight is dropped."""
+    q, k, v, segments = (np.asarray(x, np.float64) for x in (q, k, v, segments))
+    out, group = np.zeros(q.shape), q.shape[2] // k.shape[2]
+    for b, t, n in np.ndindex(q.shape[:3]):
+        near = np.arange(0 if window is None else max(0, t - window + 1), t + 1)
+        seen = near[segments[b, near] == segments[b, t]]
+        scores = np.append(0.4 * k[b, seen, n // group] @ q[b, t, n], SINKS[n])
+        weights = np.exp(scores - scores.max())
+        out[b, t, n] = weights[:-1] @ v[b, seen, n // group] / weights.sum()
+    return out
+
+
+@pytest.mark.parametrize("form", [flash_gpu, None], ids=["gpu", "blocks"])
+def test_sinks_and_their_gradient_when_devices_split_rows_and_heads(form):
+    q, k, v, segments = case(16)
+    sharding = meshes.heads_sharding(meshes.make_mesh(fsdp=2, tensor=2))
+    if form is not None:
+        form = functools.partial(flash_gpu.attention, tiles=flash_gpu.square(16), interpret=True)
+    how = dict(scale=0.4, window=5, soft_cap=None)
+    positions = jnp.broadcast_to(jnp.arange(16), segments.shape)
+
+    def ours(q, k, v, sinks):
+        out, _ = attention.packed(segments, sharding, form)(0, flat(q), flat(k), flat(v), None, sinks=sinks, **how)
+        return jnp.sin(out).sum()
+
+    def theirs(q, k, v, sinks):
+        return jnp.sin(dense(positions, segments)(0, q, k, v, None, sinks=sinks, **how)[0]).sum()
+
+    given = q, k, v, jnp.asarray(SINKS[[0, 1, 2, 1]])
+    got, expected = (jax.jit(jax.grad(run, argnums=(0, 1, 2, 3)))(*given) for run in (ours, theirs))
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
