@@ -27,6 +27,7 @@ from jaxtyping import Array, Float
 
 from jaxrl_post.kernels import row_tiles
 from jaxrl_post.kernels.pallas_tpu import pl, pltpu
+from jaxrl_post.kernels.sinks import joined
 
 LANES, SUBLANES = 128, 8
 BLOCK = 256  # positions of one turn
@@ -55,6 +56,7 @@ def attention(
     q: Float[Array, "R N H"],
     pages: Float[Array, "pages page C L"],
     rows: Any,
+    sinks: Float[Array, " N"] | None = None,
     *,
     scale: float,
     window: int | None,
@@ -66,13 +68,14 @@ def attention(
 
     `pairs`: (row, query head) pairs of a tile, at most. `interpret`: True, to run without a device."""
     how = dict(scale=scale, window=window, soft_cap=soft_cap, pairs=pairs, interpret=interpret)
-    return jnp.where(rows.real[:, None, None], unrounded(q, pages, rows, **how), 0).astype(q.dtype)
+    return jnp.where(rows.real[:, None, None], unrounded(q, pages, rows, sinks, **how), 0).astype(q.dtype)
 
 
 def unrounded(
     q: Float[Array, "R N H"],
     pages: Float[Array, "pages page C L"],
     rows: Any,
+    sinks: Float[Array, " N"] | None = None,
     *,
     scale: float,
     window: int | None,
@@ -89,21 +92,29 @@ def unrounded(
     size = max(1, min(pairs // padded, R))
     packed = (q * scale).astype(q.dtype).astype(jnp.float32).reshape(R, K, N // K, H)
     packed = jnp.pad(packed, ((0, 0), (0, 0), (0, padded - N // K), (0, L - H))).reshape(R, K * padded, L)
+    own = () if sinks is None else (_across_lanes(sinks.astype(jnp.float32), K, padded),)
     tiles, shape = row_tiles.of(rows, size), _Shape(size, padded, K, H, L, pages.shape[1], blocks, window, soft_cap)
     table = jnp.clip(rows.table, 0, pages.shape[0] - 1).astype(jnp.int32)
     out, step = None, max(1, TABLE // blocks)
     for begin in range(0, tiles.shape[0], step):
         some = tiles[begin : begin + step]
-        made = _kernel(shape, interpret)(some.reshape(-1), table[some[:, 0]].reshape(-1), packed, pages)
+        made = _kernel(shape, interpret)(some.reshape(-1), table[some[:, 0]].reshape(-1), packed, pages, *own)
         first = jnp.where(some[0, 2] > 0, some[0, 1], R)  # rows before it belong to tiles of an earlier call
         out = made if out is None else jnp.where((jnp.arange(R) < first)[:, None, None], out, made)
     return out.reshape(R, K, padded, L)[:, :, : N // K, L - H :].reshape(R, N, H)
+
+
+def _across_lanes(sinks: Float[Array, " N"], K: int, padded: int) -> Float[Array, "K padded 128"]:
+    """Returns the sink of each query head along a row of numbers. Idle heads have any."""
+    own = jnp.pad(sinks.reshape(K, -1), ((0, 0), (0, padded - sinks.size // K)))
+    return jnp.broadcast_to(own[..., None], (K, padded, LANES))
 
 
 def prompt_attention(
     q: Float[Array, "R N H"],
     pages: Float[Array, "pages page C L"],
     rows: Any,
+    sinks: Float[Array, " N"] | None = None,
     *,
     scale: float,
     window: int | None,
@@ -119,7 +130,7 @@ def prompt_attention(
     fits = STATE_BYTES // (4 * K * max(H, LANES))
     pairs = max(PAIRS, min(PROMPT_PAIRS, fits, tile * padded))
     how = dict(scale=scale, window=window, soft_cap=soft_cap)
-    return attention(q, pages, rows, pairs=pairs, interpret=interpret, **how)
+    return attention(q, pages, rows, sinks, pairs=pairs, interpret=interpret, **how)
 
 
 class _Shape(NamedTuple):
@@ -148,12 +159,13 @@ class _Shape(NamedTuple):
 
 
 class _Refs(NamedTuple):
-    """Arguments, results, buffers and semaphores of the kernel, in the order of `_kernel`."""
+    """Arguments, results, buffers and semaphores of the kernel, in the order of `_kernel`. `sinks`: None without any."""
 
     tiles: Any
     table: Any
     q: Any
     pages: Any
+    sinks: Any
     out: Any
     near_pages: Any
     near_q: Any
@@ -167,9 +179,10 @@ class _Refs(NamedTuple):
 
 
 def _kernel(shape: _Shape, interpret: Any) -> Any:
-    """Returns the kernel for this shape: (tiles, their page tables, q [R, K*padded, L], pages) -> out, as q.
+    """Returns the kernel for this shape: (tiles, their page tables, q [R, K*padded, L], pages, *sinks) -> out, as q.
 
-    Tiles and page tables are flat, in scalar memory. Rows of no tile are not written."""
+    Tiles and page tables are flat, in scalar memory. Rows of no tile are not written. Sinks are one array of
+    `_across_lanes`, or nothing."""
     s = shape
     pairs, heads = s.size * s.padded, s.K * s.padded
     scratch = (
@@ -182,20 +195,26 @@ def _kernel(shape: _Shape, interpret: Any) -> Any:
     )
     ready = (pltpu.SemaphoreType.DMA((s.ring,)), pltpu.SemaphoreType.DMA((2,)), pltpu.SemaphoreType.DMA((1,)))
     far = pl.BlockSpec(memory_space=pl.ANY)
-    grid = pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=2, grid=(1,), in_specs=[far, far], out_specs=far, scratch_shapes=[*scratch, *ready]
-    )
     held = sum(one.dtype.itemsize * math.prod(one.shape) for one in scratch)
 
-    def run(tiles, table, q, pages):
+    def run(tiles, table, q, pages, *sinks):
+        near = [pl.BlockSpec(memory_space=pltpu.VMEM) for _ in sinks]
+        grid = pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(1,),
+            in_specs=[far, far, *near],
+            out_specs=far,
+            scratch_shapes=[*scratch, *ready],
+        )
+        missing = () if sinks else (None,)
         return pl.pallas_call(
-            lambda *refs: _walk_tiles(shape, _Refs(*refs)),
+            lambda *refs: _walk_tiles(shape, _Refs(*refs[:4], *missing, *refs[4:])),
             out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
             grid_spec=grid,
             interpret=interpret,
             name=f"paged_rows_by_{s.size}",
             compiler_params=pltpu.CompilerParams(vmem_limit_bytes=held + SPARE_BYTES),
-        )(tiles, table, q, pages)
+        )(tiles, table, q, pages, *sinks)
 
     return run
 
@@ -384,8 +403,13 @@ def _across(column, width):
 
 
 def _finish(s: _Shape, refs: _Refs) -> None:
-    """Divides the sums by the mass."""
+    """Lets the sinks join, and divides the sums by the mass."""
     for head in range(s.K):
-        mass = refs.mass[head]
-        out = refs.mixed[head] / _across(jnp.where(mass > 0, mass, 1.0), s.L)
+        mass, mixed = refs.mass[head], refs.mixed[head]
+        if refs.sinks is not None:
+            shape = s.size, s.padded, LANES
+            sink = jnp.broadcast_to(refs.sinks[head], shape).reshape(mass.shape)  # pairs are rows, then heads
+            shrink, mass = joined(refs.peak[head], mass, sink)
+            mixed = mixed * _across(shrink, s.L)
+        out = mixed / _across(jnp.where(mass > 0, mass, 1.0), s.L)
         refs.near_out[:, pl.ds(head * s.padded, s.padded), :] = out.reshape(s.size, s.padded, s.L)

@@ -95,6 +95,29 @@ def test_tiles_of_prompts_equal_the_reference(H, tile, pairs, monkeypatch):
     compare(interpreted(attention_tpu.prompt_attention)(q, cache, rows), q, cache, rows, {})
 
 
+SINKS = jnp.array([-2.0, 0.5, 3.0, 60.0, -60.0, 0.0])  # of six query heads
+
+
+@pytest.mark.parametrize("H", [64, pytest.param(128, marks=ALSO)])
+def test_sinks_join_each_softmax(H):
+    given, how = case(K=2, H=H, dead=1), dict(window=20, soft_cap=2.0, sinks=SINKS)
+    got = interpreted(**how)(*given)
+    compare(got, *given, how)
+    with pytest.raises(AssertionError):
+        compare(got, *given, how | dict(sinks=None))
+
+
+@ALSO
+def test_sinks_of_tiles_of_prompts():
+    _, cache, many = case(K=2, counts=((0, 290, 1), (1, 40, 1)))
+    rows = prompt_attention.rows_of(
+        jnp.array([192, 0, 0, 128]), jnp.array([64, 9, 0, 3]), many.table[jnp.array([0, 1, 1, 0])], 64
+    )
+    q = jnp.asarray(np.random.default_rng(4).normal(size=(4 * 64, 6, 128)), jnp.bfloat16)
+    how = dict(sinks=SINKS)
+    compare(interpreted(attention_tpu.prompt_attention, **how)(q, cache, rows), q, cache, rows, how)
+
+
 # ---- bits
 
 
@@ -116,7 +139,10 @@ def company_changes_no_bit(**how):
     assert base[3:9].tobytes() == run(q[turned], cache, moved)[:6].tobytes()
 
 
-@pytest.mark.parametrize("how", [dict(), pytest.param(dict(window=100, soft_cap=3.0), marks=ALSO)], ids=str)
+ALSO_BITS = [pytest.param(how, marks=ALSO) for how in (dict(window=100, soft_cap=3.0), dict(sinks=SINKS[:3]))]
+
+
+@pytest.mark.parametrize("how", [dict(), *ALSO_BITS], ids=["plain", "window and cap", "sinks"])
 def test_other_rows_of_a_tile_change_no_bit(how):
     company_changes_no_bit(**how)
 
@@ -246,9 +272,11 @@ def test_a_planted_fault_is_caught(fault, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [dict(), dict(K=2, H=64), dict(K=2, H=256, page=8, blocks=40)], ids=str)
-def test_it_is_lowered_for_tpu(shape):
+@pytest.mark.parametrize("sinks", [None, SINKS], ids=["plain", "sinks"])
+def test_it_is_lowered_for_tpu(shape, sinks):
     q, cache, rows = case(**shape)
-    run = jax.jit(functools.partial(attention.attention, **HOW))
+    own = None if sinks is None else sinks[: q.shape[1]]
+    run = jax.jit(functools.partial(attention.attention, sinks=own, **HOW))
     chip = AbstractDevice(device_kind="TPU v6 lite", num_cores=1, platform="tpu")
     one = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=chip)
     with jax.sharding.use_abstract_mesh(one):
