@@ -92,7 +92,10 @@ def unrounded(
     size = max(1, min(pairs // padded, R))
     packed = (q * scale).astype(q.dtype).astype(jnp.float32).reshape(R, K, N // K, H)
     packed = jnp.pad(packed, ((0, 0), (0, 0), (0, padded - N // K), (0, L - H))).reshape(R, K * padded, L)
-    own = () if sinks is None else (_across_lanes(sinks.astype(jnp.float32), K, padded),)
+    own = ()
+    if sinks is not None:
+        near = jnp.pad(sinks.astype(jnp.float32).reshape(K, N // K), ((0, 0), (0, padded - N // K)))
+        own = (jnp.broadcast_to(near[..., None], (K, padded, LANES)),)
     tiles, shape = row_tiles.of(rows, size), _Shape(size, padded, K, H, L, pages.shape[1], blocks, window, soft_cap)
     table = jnp.clip(rows.table, 0, pages.shape[0] - 1).astype(jnp.int32)
     out, step = None, max(1, TABLE // blocks)
@@ -102,12 +105,6 @@ def unrounded(
         first = jnp.where(some[0, 2] > 0, some[0, 1], R)  # rows before it belong to tiles of an earlier call
         out = made if out is None else jnp.where((jnp.arange(R) < first)[:, None, None], out, made)
     return out.reshape(R, K, padded, L)[:, :, : N // K, L - H :].reshape(R, N, H)
-
-
-def _across_lanes(sinks: Float[Array, " N"], K: int, padded: int) -> Float[Array, "K padded 128"]:
-    """Returns the sink of each query head along a row of numbers. Idle heads have any."""
-    own = jnp.pad(sinks.reshape(K, -1), ((0, 0), (0, padded - sinks.size // K)))
-    return jnp.broadcast_to(own[..., None], (K, padded, LANES))
 
 
 def prompt_attention(
@@ -181,8 +178,8 @@ class _Refs(NamedTuple):
 def _kernel(shape: _Shape, interpret: Any) -> Any:
     """Returns the kernel for this shape: (tiles, their page tables, q [R, K*padded, L], pages, *sinks) -> out, as q.
 
-    Tiles and page tables are flat, in scalar memory. Rows of no tile are not written. Sinks are one array of
-    `_across_lanes`, or nothing."""
+    Tiles and page tables are flat, in scalar memory. Rows of no tile are not written. Sinks are one array
+    [K, padded, 128] with the sink of each query head along a row, or nothing."""
     s = shape
     pairs, heads = s.size * s.padded, s.K * s.padded
     scratch = (

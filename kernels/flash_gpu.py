@@ -179,12 +179,10 @@ def _gradients(how: _How, kept: tuple, slope: Array) -> tuple:
     dot = jnp.sum(slope.astype(wide) * out.astype(wide), axis=-1).transpose(0, 2, 1)
     dq = _by_queries(how, q, k, v, first, slope, mass, dot)
     dk, dv = _by_keys(how, q, k, v, first, last, slope, mass, dot)
-    return dq, dk, dv, None, None, None if sinks is None else _by_sinks(sinks, mass, dot)
-
-
-def _by_sinks(sinks: Array, mass: Array, dot: Array) -> Array:
-    """Returns the gradient of the sinks [N] as binary logarithms, from mass and dot [B, N, T]."""
-    return -math.log(2) * jnp.sum(jnp.exp2(sinks[:, None] - mass) * dot, axis=(0, 2))
+    if sinks is None:
+        return dq, dk, dv, None, None, None
+    by_sinks = -math.log(2) * jnp.sum(jnp.exp2(sinks[:, None] - mass) * dot, axis=(0, 2))  # they are binary logarithms
+    return dq, dk, dv, None, None, by_sinks
 
 
 _attention.defvjp(_kept, _gradients)

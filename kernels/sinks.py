@@ -1,8 +1,8 @@
 """Attention sinks: what the kernels' online softmax adds for a score that has no value.
 
-A sink is one learned number for each query head, which joins the scores of every softmax of that head (gpt-oss, arXiv
-2508.10925; after StreamingLLM, arXiv 2309.17453): out = sum_j exp(s_j) v_j / (sum_j exp(s_j) + exp(sink)). It is neither
-scaled nor capped.
+A sink is one learned number for each query head. It joins the scores of every softmax of that head, and its share is
+dropped: out = sum_j exp(s_j) v_j / (sum_j exp(s_j) + exp(sink)). It is neither scaled nor capped. Source: gpt-oss, arXiv
+2508.10925, after StreamingLLM, arXiv 2309.17453.
 
 Invariant: the sink joins after all positions, so the walk over positions is the same with and without one.
 """

@@ -15,6 +15,8 @@ from jaxrl_post.engine.host import packing
 from jaxrl_post.engine.host.admission import Admission
 from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.engine.host.wire import OUT_WINDOW, SEED0
+from jaxrl_post.models import decoder
+from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
 
 ASKED = lab.requests(60)
@@ -41,6 +43,20 @@ def test_agrees_with_the_independent_sampler(plain):
     assert sum(len(plain[r.rollout_id]) for r in some) > 400
     assert {r.finish.value for r in plain.values()} == {"eos", "length"}
     assert lab.against_sampler(plain, some, lab.weights(0)) == []
+
+
+def test_with_sinks_it_agrees_with_the_independent_sampler():
+    """Two devices share the heads, and with them the sinks. Prompts are computed by rows and by tiles."""
+    config = dataclasses.replace(lab.TINY, sinks=True, o_bias=True, windows=(None, 20))
+    noise, params = np.random.default_rng(3), decoder.init(config, 0)
+    params["embed"] = params["embed"] * 1.5
+    for layer in params["layers"].values():
+        layer |= {name: noise.normal(size=layer[name].shape).astype(np.float32) for name in ("sinks", "o_bias")}
+    engine = lab.engine(params, config, mesh=meshes.make_mesh(tensor=2), prompt_rows=128)
+    asked = lab.requests(16)
+    out = lab.run(engine, asked)
+    assert lab.against_sampler(out, asked, params, config) == []
+    assert lab.against_sampler(out, asked, params, dataclasses.replace(config, sinks=False))
 
 
 def test_slot_order_and_submit_times_change_nothing(shared, plain):

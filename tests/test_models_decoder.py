@@ -69,6 +69,8 @@ VARIANTS = {
         final_soft_cap=2.0,
         qk_norm=True,
         qkv_bias=True,
+        o_bias=True,
+        sinks=True,
         query_scale=0.3,
         norm_offset=1.0,
         post_norms=True,
@@ -169,7 +171,7 @@ def test_rotation_uses_positions_and_not_places():
     assert np.abs(ours - numpy_llama.forward(params, config, tokens)).max() > 1e-2
 
 
-def itself(layer, q, k, v, cache, *, scale, window, soft_cap):
+def itself(layer, q, k, v, cache, *, scale, window, soft_cap, sinks=None):
     """An attend of rank-free rows: each row sees itself alone; the cache collects what came by."""
     out = jnp.repeat(v, q.shape[-2] // v.shape[-2], axis=-2)
     return out, [*cache, (layer, q.shape, k.shape, scale, window, soft_cap)]
@@ -312,6 +314,7 @@ def test_axes_name_every_axis_once():
         assert len(about) == len(leaf.shape)
         assert all(name is None or sizes[name] == size for name, size in zip(about, leaf.shape)), (path, about)
     assert names["layers"]["1"]["o"] == ("heads", "head_dim", "embed") and names["embed"] == ("vocab", "embed")
+    assert (names["layers"]["1"]["sinks"], names["layers"]["1"]["o_bias"]) == (("heads",), (None,))
     assert "head" not in names and "head" in decoder.axes(PLAIN)
 
 

@@ -160,6 +160,8 @@ def test_published_configs_have_the_published_number_of_parameters(tmp_path, nam
         (dict(windows=(3, 4)), r"windows=\(3, 4\) cannot be saved as LlamaForCausalLM"),
         (dict(windows=(None, 4)), r"windows=\(None, 4\) cannot be saved as LlamaForCausalLM"),
         (dict(query_scale=0.4), "query_scale=0.4 cannot be saved"),
+        (dict(sinks=True), "sinks=True cannot be saved as LlamaForCausalLM"),
+        (dict(o_bias=True), "o_bias=True cannot be saved as LlamaForCausalLM"),
         (dict(post_norms=True, norm_offset=1.0), "embed_scale=1.0 cannot be saved as Gemma2ForCausalLM"),
         (
             dict(embed=9, post_norms=True, norm_offset=1.0, embed_scale=3.0),

@@ -54,6 +54,18 @@ def test_scores_are_those_of_plain_code(family):
     np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
 
 
+def test_sinks_join_each_softmax():
+    model = dataclasses.replace(pairs.MODEL, sinks=True, windows=(None, 7, *pairs.MODEL.windows[2:]))
+    noise, params = np.random.default_rng(2), pairs.weights()
+    sinks = [noise.normal(size=model.heads).astype(np.float32) for _ in params["layers"]]
+    layers = {name: leaf | dict(sinks=own) for (name, leaf), own in zip(params["layers"].items(), sinks, strict=True)}
+    params, given = params | dict(layers=layers), texts(5)
+    found, want = scorer(model, params)(given), pairs.plain_rewards(params, model, given)
+    np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
+    without = pairs.plain_rewards(pairs.weights(), dataclasses.replace(model, sinks=False), given)
+    assert np.abs(found - without).max() > 1e-3
+
+
 def test_a_score_has_the_same_bits_alone_among_others_and_elsewhere(small):
     given = texts(45)
     among = small(given)
