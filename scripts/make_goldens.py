@@ -34,6 +34,8 @@ SMALL |= dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 # A window of 8 and an original length of 16 positions are both shorter than the texts.
 LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LLAMA3 |= dict(original_max_position_embeddings=16)
+YARN = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, beta_fast=4.0, beta_slow=1.0, truncate=False)
+YARN |= dict(original_max_position_embeddings=16)
 GEMMA3 = dict(
     full_attention=dict(rope_type="linear", factor=4.0, rope_theta=5000.0),
     sliding_attention=dict(rope_type="default", rope_theta=50.0),
@@ -116,6 +118,13 @@ FAMILIES: dict[str, tuple[str, str, str, dict]] = {
         dict(num_hidden_layers=2, num_key_value_heads=2, rope_parameters=plain(300.0), sliding_window=8)
         | dict(num_local_experts=8, num_experts_per_tok=2, intermediate_size=16),
     ),
+    "gpt_oss": (
+        "GptOss",
+        "bfloat16",
+        "1GB",
+        dict(num_hidden_layers=2, num_key_value_heads=2, head_dim=16, sliding_window=8, rope_parameters=YARN)
+        | dict(num_local_experts=5, num_experts_per_tok=3, intermediate_size=16, swiglu_limit=1.0),
+    ),
 }
 
 
@@ -141,7 +150,7 @@ def make(family: str) -> None:
                 weight.copy_((0.5 if model.config.tie_word_embeddings else 1.0) * noise)
             else:
                 # Scores of experts far apart: two that are nearly equal could change places by rounding.
-                gain = 3.0 if "lm_head" in name or name.endswith("mlp.gate.weight") else 1.3
+                gain = 3.0 if "lm_head" in name or name.endswith(("mlp.gate.weight", "router.weight")) else 1.3
                 weight.copy_(gain * weight.shape[-1] ** -0.5 * noise)
     folder = GOLDENS / family
     shutil.rmtree(folder, ignore_errors=True)

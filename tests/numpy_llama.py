@@ -83,13 +83,13 @@ def _attention(layer, config, x, positions, window) -> np.ndarray:
 
 def _turned(x, config, positions, local) -> np.ndarray:
     half = config.head_dim // 2
-    angles = np.outer(positions, [_frequency(config, i, local) for i in range(half)])
-    scale = 1.0 if local else _turn_scale(config.rope_scaling)
+    angles = np.outer(positions, [frequency(config, i, local) for i in range(half)])
+    scale = 1.0 if local else turn_scale(config.rope_scaling)
     turned = (x[..., :half] + 1j * x[..., half:]) * scale * np.exp(1j * angles)[:, None, :]
     return np.concatenate([turned.real, turned.imag], -1).astype(x.dtype)
 
 
-def _frequency(config, i: int, local: bool) -> float:
+def frequency(config, i: int, local: bool) -> float:
     if local:
         return 1 / config.local_rope_theta ** (2 * i / config.head_dim)
     plain = 1 / config.rope_theta ** (2 * i / config.head_dim)
@@ -127,7 +127,7 @@ def _divided_by_yarn(config, scaling, i: int) -> float:
     return 0.0 if i <= first else 1.0 if i >= last else (i - first) / (last - first)
 
 
-def _turn_scale(scaling) -> float:
+def turn_scale(scaling) -> float:
     if scaling is None or scaling.kind not in ("yarn", "longrope"):
         return 1.0
     if scaling.attention_factor is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,8 @@ from jaxrl_post.models.model_config import ModelConfig, RopeScaling
 from jaxrl_post.trainer.attention import packed
 
 GOLDENS = Path(__file__).parent / "goldens"
-WITH_EXPERTS = ("qwen2_moe", "qwen3_moe", "mixtral")
+BY_EXPERT = ("qwen2_moe", "qwen3_moe", "mixtral")  # files with a tensor for each matrix of each expert
+WITH_EXPERTS = (*BY_EXPERT, "gpt_oss")
 FAMILIES = ("llama2", "llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", *WITH_EXPERTS)
 BOUND = 1e-4
 
@@ -192,6 +194,45 @@ def sigmoids(right: Callable, scores, ids, e):
     return picked / picked.sum(-1, keepdims=True) if e.renormalised else picked
 
 
+def columns_in_halves(layer: dict) -> dict:
+    """The columns of gate and up, which take turns in the file, taken for all of one before all of the other."""
+    both = np.stack([layer["experts_gate"], layer["experts_up"]], axis=-1)
+    halves = both.reshape(*both.shape[:2], -1)
+    return dict(zip(("experts_gate", "experts_up"), np.split(halves, 2, axis=-1)))
+
+
+def inner(
+    *, more: float = 1.0, alpha: float = 1.702, lowest_gate: float = -np.inf, lowest_up: float = -1.0
+) -> Computed:
+    """gpt-oss's inner product with a limit of 1, and one number of it wrong."""
+
+    def wrong(right: Callable, gate, up, limit, activation):
+        gate, up = jnp.clip(gate, lowest_gate, 1.0), jnp.clip(up, lowest_up, 1.0)
+        return (up + more) * gate * jax.nn.sigmoid(alpha * gate)
+
+    return Computed(experts, "inner", wrong)
+
+
+def sinks_kept(right: Callable, positions):
+    """The sink's share given to the first token's value, and not dropped."""
+    attend = right(positions)
+
+    def kept(layer, q, k, v, cache, **how):
+        out, cache = attend(layer, q, k, v, cache, **how)
+        others, _ = attend(layer, q, k, jnp.ones_like(v), cache, **how)
+        return out + (1 - others) * jnp.repeat(v[:, :1], q.shape[2] // v.shape[2], axis=2), cache
+
+    return kept
+
+
+def yarn(**changes) -> Callable:
+    """The rule that stretches rotations read wrong."""
+    return lambda config, params: (
+        dataclasses.replace(config, rope_scaling=config.rope_scaling._replace(**changes)),
+        params,
+    )
+
+
 def routers_elsewhere(config: ModelConfig, params: dict):
     """Each layer with the router of the next that has one."""
     own = [index for index, layer in params["layers"].items() if "router" in layer]
@@ -309,6 +350,33 @@ FAULTS: dict[str, dict[str, Callable | Computed]] = {
         "softmax_over_all_experts": SOFTMAX_OVER_ALL,
         "window_one_longer": window(1),
         "windows_off": field(windows=()),
+    },
+    "gpt_oss": EXPERTS
+    | {
+        "gate_and_up_swapped": GATE_AND_UP,
+        "gate_and_up_in_halves": layers_with("experts_gate", columns_in_halves),
+        "softmax_over_all_experts": SOFTMAX_OVER_ALL,
+        "clipped_at_half": of_experts(limit=0.5),
+        "silu_without_a_limit": of_experts(limit=None),
+        "up_without_one_more": inner(more=0.0),
+        "up_clipped_on_one_side": inner(lowest_up=-np.inf),
+        "gate_clipped_on_both_sides": inner(lowest_gate=-1.0),
+        "gate_in_the_sigmoid_unscaled": inner(alpha=1.0),
+        "router_bias_dropped": neutral("router_bias", 0),
+        "gate_bias_dropped": neutral("experts_gate_bias", 0),
+        "up_bias_dropped": neutral("experts_up_bias", 0),
+        "down_bias_dropped": neutral("experts_down_bias", 0),
+        "o_bias_dropped": neutral("o_bias", 0),
+        "q_bias_dropped": neutral("q_bias", 0),
+        "sinks_dropped": neutral("sinks", -1e9),
+        "sinks_kept_in_the_output": Computed(sys.modules[__name__], "dense", sinks_kept),
+        "sinks_scaled_like_scores": layers_with("sinks", lambda layer: {"sinks": layer["sinks"] * 8**-0.5}),
+        "sinks_of_other_heads": layers_with("sinks", lambda layer: {"sinks": layer["sinks"][::-1]}),
+        "windows_elsewhere": windows_elsewhere,
+        "window_one_longer": window(1),
+        "yarn_truncated": yarn(truncate=True),
+        "yarn_off": field(rope_scaling=None),
+        "yarn_without_its_turn_scale": yarn(attention_factor=1.0),
     },
 }
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from parity_arms import GOLDENS, WITH_EXPERTS
+from parity_arms import BY_EXPERT, GOLDENS
 from refusals import refused
 from test_models_hf import TINY, assert_same, shaken
 
@@ -49,7 +49,7 @@ def stacked(source: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", WITH_EXPERTS)
+@pytest.mark.parametrize("family", BY_EXPERT)
 def test_stacks_and_single_matrices_are_the_same_model(tmp_path, family):
     config, params = hf.load(GOLDENS / family)
     folder = stacked(GOLDENS / family, tmp_path / "stacked")
@@ -60,7 +60,7 @@ def test_stacks_and_single_matrices_are_the_same_model(tmp_path, family):
     assert tensors_of(tmp_path / "out").keys() == tensors_of(GOLDENS / family).keys()
 
 
-@pytest.mark.parametrize("family", WITH_EXPERTS)
+@pytest.mark.parametrize("family", BY_EXPERT)
 def test_each_matrix_lies_where_the_hub_has_it(family):
     """Outputs by inputs in the file, inputs by outputs in the leaf, gate and up each under its own name."""
     config, params = hf.load(GOLDENS / family)

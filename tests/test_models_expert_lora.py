@@ -14,7 +14,7 @@ import numpy as np
 import numpy_llama
 import pytest
 from dense_attend import dense
-from parity_arms import GOLDENS, WITH_EXPERTS
+from parity_arms import BY_EXPERT, GOLDENS
 from refusals import refused
 
 from jaxrl_post.models import decoder, experts, hf, layer, lora, peft, tensor_file
@@ -170,7 +170,7 @@ def test_additions_begin_by_the_inputs_of_one_expert():
 # ---- PEFT's files
 
 
-@pytest.mark.parametrize("family", WITH_EXPERTS)
+@pytest.mark.parametrize("family", BY_EXPERT)
 def test_files_of_peft_come_back_by_expert(tmp_path, family):
     config = hf.read_config(GOLDENS / family / "config.json")
     model = lora.adapting(config, GIVEN)

@@ -205,8 +205,11 @@ NORM = "model.layers.1.input_layernorm.weight"
         (lambda c, t: c.update(layer_types=["sliding_attention"] * 2), "layer_types=.* is not supported"),
         (lambda c, t: c.update(rope_parameters={"full_attention": {}}), "by kind of layer are not supported"),
         (lambda c, t: c.update(rope_scaling={"partial_rotary_factor": 0.5}), "partial_rotary_factor must be 1.0"),
-        (lambda c, t: c.update(attention_bias=True), "attention_bias=True is not supported"),
-        (lambda c, t: c.update(quantization_config={"bits": 4}), "quantization_config=.* is not supported"),
+        (
+            lambda c, t: c.update(attention_bias=True),
+            "attention_bias=True is not supported for .*; it must be absent or false",
+        ),
+        (lambda c, t: c.update(quantization_config={"bits": 4}), "quantised by method 'of no name' are not read"),
         (lambda c, t: c.update(hidden_act="relu"), "hidden_act='relu' is not one of silu"),
         (
             lambda c, t: c.update(rope_scaling={"type": "ntk", "factor": 2}),

@@ -71,6 +71,7 @@ def test_over_the_attention_of_trainer_and_engine_scores_are_as_close(arm):
         ("qwen2_moe", 17),
         ("qwen3_moe", 11),
         ("mixtral", 10),
+        ("gpt_oss", 19),
     ],
 )
 def test_each_family_has_its_own_leaves(family, leaves):

@@ -1,4 +1,4 @@
-"""One decoder-only transformer. Its families (Llama, Qwen, Mistral, Gemma) are fields of `ModelConfig`.
+"""One decoder-only transformer. Its families (Llama, Qwen, Mistral, Gemma, gpt-oss) are fields of `ModelConfig`.
 
 Outside this file `params` is a plain nested dict of arrays:
 - embed [V,D], final_norm [D], and head [D,V] unless tied; score [D,1] in its place where the config is `scalar`

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_post.models import config_keys as keys
-from jaxrl_post.models import tensor_file
+from jaxrl_post.models import experts, mxfp4, tensor_file
 from jaxrl_post.models.model_config import Experts, ModelConfig
 from jaxrl_post.models.tensor_file import Entry
 from jaxrl_post.ring.json_text import shown
@@ -19,6 +19,7 @@ ABSENT: dict[str, dict[str, Any]] = {
     "qwen2_moe": _SPARSE | {"num_experts": 60, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
     "qwen3_moe": _SPARSE | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
     "mixtral": {"num_experts": 8, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_experts": 128, "num_experts_per_tok": 4, "swiglu_alpha": experts.ALPHA, "swiglu_limit": 7.0},
 }
 
 
@@ -39,6 +40,13 @@ def read(file: Path, kind: str, given: Mapping, layers: int) -> Experts | None:
         )
     if kind == "mixtral":
         return Experts(count, used, keys.count(file, given, "intermediate_size"))
+    if kind == "gpt_oss":
+        if given["swiglu_alpha"] != experts.ALPHA:
+            raise ValueError(
+                f"model {file}: swiglu_alpha={shown(given['swiglu_alpha'])} is not supported; it must be {experts.ALPHA}"
+            )
+        limit = keys.above(file, given, "swiglu_limit", 0.0)
+        return Experts(count, used, keys.count(file, given, "intermediate_size"), biased=True, limit=limit)
     named, step = given["mlp_only_layers"] or [], keys.count(file, given, "decoder_sparse_step", keys.MOST_LAYERS)
     if not isinstance(named, list) or not all(type(one) is int and 0 <= one < layers for one in named):
         raise ValueError(
@@ -57,20 +65,21 @@ def read(file: Path, kind: str, given: Mapping, layers: int) -> Experts | None:
     return Experts(count, used, width, renormalised, shared, dense)
 
 
-def written(kind: str, experts: Experts | None) -> dict[str, Any]:
+def written(kind: str, e: Experts | None) -> dict[str, Any]:
     """Returns the keys of config.json that `read` reads for a family."""
-    if experts is None:
+    if e is None:
         return {}
-    counts = {"num_experts_per_tok": experts.per_token}
-    if kind == "mixtral":
-        return counts | {"num_local_experts": experts.count, "intermediate_size": experts.ffw}
-    shared = {"shared_expert_intermediate_size": experts.shared_ffw} if kind == "qwen2_moe" else {}
+    counts = {"num_experts_per_tok": e.per_token}
+    if kind in ("mixtral", "gpt_oss"):
+        clipped = {"swiglu_limit": e.limit} if kind == "gpt_oss" else {}
+        return counts | {"num_local_experts": e.count, "intermediate_size": e.ffw, **clipped}
+    shared = {"shared_expert_intermediate_size": e.shared_ffw} if kind == "qwen2_moe" else {}
     return counts | {
-        "num_experts": experts.count,
-        "moe_intermediate_size": experts.ffw,
-        "norm_topk_prob": experts.renormalised,
+        "num_experts": e.count,
+        "moe_intermediate_size": e.ffw,
+        "norm_topk_prob": e.renormalised,
         "decoder_sparse_step": 1,
-        "mlp_only_layers": list(experts.dense_layers),
+        "mlp_only_layers": list(e.dense_layers),
         **shared,
     }
 
@@ -82,8 +91,8 @@ def differs(kind: str, config: ModelConfig) -> list[str]:
         return [f"experts={e}"]
     if e is None:
         return []
-    own = dict(biased=False, limit=None)
-    if kind == "mixtral":
+    own = dict(biased=kind == "gpt_oss", limit=(e.limit or 7.0) if kind == "gpt_oss" else None)
+    if kind in ("mixtral", "gpt_oss"):
         own |= dict(renormalised=True, dense_layers=(), shared_ffw=0)
     elif kind == "qwen3_moe":
         own |= dict(shared_ffw=0)
@@ -92,10 +101,15 @@ def differs(kind: str, config: ModelConfig) -> list[str]:
 
 
 class Place(NamedTuple):
-    """Where a tensor of a layer with experts lies in the leaves. `expert`: which of a stack of matrices it is, if any."""
+    """Where a tensor of a layer with experts lies in the leaves.
+
+    - expert: which of a stack of matrices it is; None: it is the whole leaf
+    - beside: a second leaf, whose columns take turns with those of the first
+    """
 
     name: str
     expert: int | None = None
+    beside: str = ""
 
 
 MIXTRAL = {"gate": "w1", "down": "w2", "up": "w3"}  # the hub's names of its matrices
@@ -108,8 +122,22 @@ def _spelling(kind: str) -> tuple[str, dict[str, str]]:
     return "mlp", {name: f"{name}_proj" for name in ("gate", "up", "down")}
 
 
+# Stacks [E, inputs, outputs] in the file too, gate and up in one of them: column 2f is gate's f, and 2f + 1 is up's.
+_IN_STACKS = {
+    "mlp.router.weight": Place("router"),
+    "mlp.router.bias": Place("router_bias"),
+    "mlp.experts.gate_up_proj": Place("experts_gate", beside="experts_up"),
+    "mlp.experts.gate_up_proj_bias": Place("experts_gate_bias", beside="experts_up_bias"),
+    "mlp.experts.down_proj": Place("experts_down"),
+    "mlp.experts.down_proj_bias": Place("experts_down_bias"),
+}
+
+
 def names(kind: str, e: Experts) -> Iterator[tuple[str, Place]]:
     """Returns the names of a layer's tensors behind `model.layers.N.`, one for each matrix of each expert, and their places."""
+    if kind == "gpt_oss":
+        yield from _IN_STACKS.items()
+        return
     block, sides = _spelling(kind)
     yield f"{block}.gate.weight", Place("router")
     for expert in range(e.count):
@@ -121,8 +149,10 @@ def names(kind: str, e: Experts) -> Iterator[tuple[str, Place]]:
         yield f"{block}.shared_expert_gate.weight", Place("shared_router")
 
 
-def apart(kind: str, config: ModelConfig, present: Mapping[str, Entry]) -> dict[str, Entry]:
+def apart(kind: str, config: ModelConfig, present: Mapping[str, Entry]) -> dict[str, Entry | mxfp4.Packed]:
     """Returns the tensors of files under the hub's names, where a stack of experts is one tensor for each matrix.
+
+    Of gpt-oss a stack is one tensor. It may be packed as MXFP4.
 
     Stacks are those of transformers 5 in memory (modeling_qwen3_moe.py): gate_up_proj [E, 2F, D], gate before up, and
     down_proj [E, D, F]. So each matrix is a stretch of neighbouring bytes, and nothing is read here.
@@ -130,7 +160,13 @@ def apart(kind: str, config: ModelConfig, present: Mapping[str, Entry]) -> dict[
     Raises:
       ValueError: a stack has another shape than `config` says, or a type that is not read.
     """
-    (block, sides), out = _spelling(kind), dict(present)
+    out: dict[str, Entry | mxfp4.Packed] = dict(present)
+    if kind == "gpt_oss":
+        for name in [name.removesuffix("_blocks") for name in present if name.endswith("_blocks")]:
+            if f"{name}_scales" in out:
+                out[name] = mxfp4.packed(name, out.pop(f"{name}_blocks"), out.pop(f"{name}_scales"))
+        return out
+    block, sides = _spelling(kind)
     for index in range(config.layers):
         e = config.experts_of(index)
         if e is None:

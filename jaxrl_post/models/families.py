@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_post.models import config_keys as keys
-from jaxrl_post.models import decoder, expert_files, rope
+from jaxrl_post.models import decoder, expert_files, mxfp4, rope
 from jaxrl_post.models.model_config import ModelConfig
 from jaxrl_post.models.tensor_file import Entry
 from jaxrl_post.ring import json_text
@@ -24,7 +24,7 @@ from jaxrl_post.ring.json_text import said, shown
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 _GEMMA = dict(norm_offset=1.0, post_norms=True)
-_OFF = ("attention_bias", "mlp_bias", "quantization_config", "use_bidirectional_attention")
+_OFF = ("mlp_bias", "use_bidirectional_attention")
 
 
 class Family(NamedTuple):
@@ -91,6 +91,14 @@ FAMILIES = (
         | {"rms_norm_eps": 1e-5, "intermediate_size": 14336},
     ),
     Family(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        dict(qkv_bias=True, o_bias=True, sinks=True),
+        _PLAIN
+        | {"max_position_embeddings": 131072, "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128}
+        | {"rms_norm_eps": 1e-5, "rope_theta": 150000.0, "intermediate_size": 2880},
+    ),
+    Family(
         "Gemma2ForCausalLM",
         "gemma2",
         _GEMMA,
@@ -121,9 +129,7 @@ def read(file: Path) -> ModelConfig:
     """Returns the shape and variant that a config.json describes, in either spelling."""
     given = json_text.read_object(file, f"model {file}")
     family, scalar = _family(file, given)
-    for key in _OFF:
-        if given.get(key):
-            raise ValueError(f"model {file}: {key}={shown(given[key])} is not supported; it must be absent or false")
+    _refuse_other(file, family, given)
     given = family.absent | given
     heads, embed = keys.count(file, given, "num_attention_heads"), keys.count(file, given, "hidden_size")
     layers = keys.count(file, given, "num_hidden_layers", keys.MOST_LAYERS)
@@ -178,6 +184,25 @@ def _family(file: Path, given: Mapping) -> tuple[Family, bool]:
     )
 
 
+def _refuse_other(file: Path, family: Family, given: Mapping) -> None:
+    """Refuses settings that change the scores and are not supported."""
+    for key in _OFF:
+        if given.get(key):
+            raise ValueError(f"model {file}: {key}={shown(given[key])} is not supported; it must be absent or false")
+    biased = family.fixed.get("o_bias", False)
+    if bool(given.get("attention_bias", biased)) is not biased:
+        raise ValueError(
+            f"model {file}: attention_bias={shown(given['attention_bias'])} is not supported for {family.architecture}; it must "
+            f"be absent or {str(biased).lower()}"
+        )
+    method = keys.section(file, given, "quantization_config").get("quant_method", "of no name")
+    if given.get("quantization_config") and (family.kind, method) != ("gpt_oss", "mxfp4"):
+        raise ValueError(
+            f"model {file}: weights quantised by method {shown(method)} are not read for {family.architecture}; the nearest "
+            f"valid choice is a copy in bfloat16, or mxfp4 for GptOssForCausalLM"
+        )
+
+
 def _cap(file: Path, given: Mapping, key: str) -> float | None:
     return None if given[key] is None else keys.above(file, given, key, 0.0)
 
@@ -187,6 +212,7 @@ def _rope(file: Path, family: Family, given: Mapping) -> dict[str, Any]:
     two sets: nested in the newer spelling, rope_local_base_freq in the older.
     """
     about, local = keys.section(file, given, "rope_parameters") or keys.section(file, given, "rope_scaling"), None
+    about = about or rope.ABSENT.get(family.kind, {})
     if "rope_local_base_freq" in family.absent:
         nested = keys.section(file, about, "sliding_attention")
         if nested.get("rope_type", "default") != "default":
@@ -243,8 +269,8 @@ def _slides(file: Path, family: Family, given: Mapping, layers: int) -> list[boo
         if family.kind == "qwen3_moe":
             return [True] * layers
         return [at >= first for at in range(layers)]
-    if family.kind in ("gemma2", "gemma3_text"):
-        every = 2 if family.kind == "gemma2" else keys.count(file, given, "sliding_window_pattern")
+    if family.kind in ("gemma2", "gemma3_text", "gpt_oss"):
+        every = 2 if family.kind != "gemma3_text" else keys.count(file, given, "sliding_window_pattern")
         return [bool((at + 1) % every) for at in range(layers)]
     return [False] * layers
 
@@ -274,16 +300,21 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "intermediate_size": config.ffw,
         "max_position_embeddings": config.max_length,
         "rope_theta": config.rope_theta,
-        "rope_scaling": None if config.rope_scaling is None else rope.write(config.rope_scaling),
+        "rope_scaling": rope.write(config.rope_scaling) if config.rope_scaling else _unscaled(family),
         "rms_norm_eps": config.norm_eps,
         "hidden_activation" if gemma else "hidden_act": activation,
         "tie_word_embeddings": config.tied,
-        "attention_bias": False,
+        "attention_bias": config.o_bias,
         "mlp_bias": False,
         **_windows_json(family, config),
         **expert_files.written(family.kind, config.experts),
         **(_gemma_json(family, config) if gemma else {}),
     }
+
+
+def _unscaled(family: Family) -> dict[str, Any] | None:
+    """Returns the rope parameters without scaling: null, unless transformers reads that as another rule."""
+    return {"rope_type": "default"} if family.kind in rope.ABSENT else None
 
 
 def _gemma_json(family: Family, config: ModelConfig) -> dict[str, Any]:
@@ -371,7 +402,8 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
 class Tensor(NamedTuple):
     """The place of a leaf of params in the files. `shape` is the shape in the files, `ours` the leaf's.
 
-    With `part`, the tensor is that entry of the leaf's first axis, and `ours` is the shape of one entry.
+    With `part`, the tensor is that entry of the leaf's first axis, and `ours` is the shape of one entry. With `beside`, the
+    tensor's columns are in turn those of this leaf and of that one.
     """
 
     path: tuple[str, ...]
@@ -379,6 +411,14 @@ class Tensor(NamedTuple):
     ours: tuple[int, ...]
     transposed: bool
     part: int | None = None
+    beside: tuple[str, ...] | None = None
+    turn: int | None = None  # of two leaves that take turns, the first or the second
+
+    def leaves(self) -> tuple[Tensor, ...]:
+        """Returns the tensor as it concerns each leaf that it holds numbers of."""
+        if self.beside is None:
+            return (self,)
+        return self._replace(turn=0), self._replace(path=self.beside, turn=1)
 
 
 _IN_LAYER = {
@@ -390,6 +430,8 @@ _IN_LAYER = {
     "q_bias": "self_attn.q_proj.bias",
     "k_bias": "self_attn.k_proj.bias",
     "v_bias": "self_attn.v_proj.bias",
+    "o_bias": "self_attn.o_proj.bias",
+    "sinks": "self_attn.sinks",
     "q_norm": "self_attn.q_norm.weight",
     "k_norm": "self_attn.k_norm.weight",
     "ffw_norm": "post_attention_layernorm.weight",
@@ -421,16 +463,24 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
         places = {names[name]: expert_files.Place(name) for name in layer if name in names}
         if experts is not None:
             places |= dict(expert_files.names(_expressing(config).kind, experts))
-        for theirs, (name, part) in places.items():
-            shape = layer[name].shape if part is None else layer[name].shape[1:]
-            out[f"model.layers.{index}.{theirs}"] = _tensor(("layers", str(index), name), shape)._replace(part=part)
+        for theirs, place in places.items():
+            out[f"model.layers.{index}.{theirs}"] = _in_layer(("layers", str(index)), layer, place)
     for name in ("final_norm", "head", "score"):
         if name in shapes:
             out[_OUTSIDE[name]] = _tensor((name,), shapes[name].shape)
     return out
 
 
-def by_hub_names(config: ModelConfig, present: Mapping[str, Entry]) -> Mapping[str, Entry]:
+def _in_layer(parents: tuple[str, ...], layer: Mapping, place: expert_files.Place) -> Tensor:
+    name, part, beside = place
+    path, shape = (*parents, name), layer[name].shape
+    if part is None and name.startswith("experts_"):  # a whole stack, as it is in the leaf
+        whole = (*shape[:-1], 2 * shape[-1]) if beside else shape
+        return Tensor(path, whole, shape, False, beside=(*parents, beside) if beside else None)
+    return _tensor(path, shape if part is None else shape[1:])._replace(part=part)
+
+
+def by_hub_names(config: ModelConfig, present: Mapping[str, Entry]) -> Mapping[str, Entry | mxfp4.Packed]:
     """Returns the tensors of files under the names of `tensors`. Stacks of experts become one tensor for each matrix."""
     if config.experts is None:
         return present

@@ -8,7 +8,7 @@ Invariants:
 - Every tensor is used or refused, never skipped.
 - A directory appears whole or not at all.
 
-Refuses quantised weights, and pickled weights (a pickle can run code) with a hint how to convert them.
+Refuses quantised weights but MXFP4 (models/mxfp4.py), and pickled weights (a pickle can run code) with a hint how to convert them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from jaxrl_post.models import families, tensor_file
+from jaxrl_post.models import families, mxfp4, tensor_file
 from jaxrl_post.models.families import Tensor
 from jaxrl_post.models.model_config import ModelConfig
 from jaxrl_post.models.tensor_file import Entry
@@ -93,7 +93,8 @@ def _by_leaf(tensors: Mapping[str, Tensor]) -> dict[tuple[str, ...], dict[str, T
     """Returns the tensors of each leaf by name: one, or one for each entry of its first axis, in order."""
     out: dict[tuple[str, ...], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        out.setdefault(tensor.path, {})[name] = tensor
+        for one in tensor.leaves():
+            out.setdefault(one.path, {})[name] = one
     return out
 
 
@@ -103,10 +104,21 @@ def stored_dtype(directory: str | Path) -> str:
     Else it is float32, also for float16: trained weights may be beyond its range. Raises ValueError as `load` does,
     but not where there are no weights yet.
     """
-    directory = Path(directory)
-    if not any((directory / name).is_file() for name in (_ONE, _INDEX)):
-        return "float32"
-    return "bfloat16" if all(entry.type == "BF16" for entry in _entries(directory).values()) else "float32"
+    types = _types(Path(directory))
+    # Bytes are MXFP4, whose numbers are exact in bfloat16. Others are refused when they are read.
+    return "bfloat16" if types and types <= {"BF16", "U8"} else "float32"
+
+
+def remarks(directory: str | Path) -> list[str]:
+    """Returns a sentence where an export has another format than the weights of this directory, or nothing."""
+    if "U8" not in _types(Path(directory)):
+        return []
+    return [f"model {directory}: its MXFP4 weights are exact in bfloat16, and are trained and saved without MXFP4"]
+
+
+def _types(directory: Path) -> set[str]:
+    there = any((directory / name).is_file() for name in (_ONE, _INDEX))
+    return {entry.type for entry in _entries(directory).values()} if there else set()
 
 
 def read_config(file: str | Path) -> ModelConfig:
@@ -122,7 +134,7 @@ def check_savable(config: ModelConfig) -> None:
 class _Source:
     """One tensor of the files. Its numbers are finite there, and where the cast could overflow after it."""
 
-    def __init__(self, entry: Entry, name: str, tensor: Tensor, dtype: Any):
+    def __init__(self, entry: Entry | mxfp4.Packed, name: str, tensor: Tensor, dtype: Any):
         self.entry, self.tensor = entry, tensor
         stored = tensor_file.FLOATS[entry.type]
         self.kept = stored if dtype is None else np.dtype(dtype)
@@ -132,9 +144,7 @@ class _Source:
 
     def read(self, index: relayout.Index) -> np.ndarray:
         """Returns a piece of what the tensor is in params. Looks through its numbers for `refuse`."""
-        box = _box(self.tensor, index)
-        value = tensor_file.read(self.entry, box)
-        self._in_file.add(value, box)
+        value = self._read(_box(self.tensor, index)) if self.tensor.turn is None else self._own_columns(index)
         # Transposed before the cast: the file's dtype has usually fewer bytes.
         value = np.ascontiguousarray(value.T) if self.tensor.transposed else value
         with np.errstate(over="ignore"):  # what overflows is refused by its tensor's name
@@ -142,6 +152,21 @@ class _Source:
         if self._overflows:
             self._cast.add(piece, index)
         return piece
+
+    def _read(self, box: tensor_file.Box) -> np.ndarray:
+        value = (
+            mxfp4.read(self.entry, box) if isinstance(self.entry, mxfp4.Packed) else tensor_file.read(self.entry, box)
+        )
+        self._in_file.add(value, box)
+        return value
+
+    def _own_columns(self, index: relayout.Index) -> np.ndarray:
+        """Reads both leaves' columns, of one expert at a time, and returns those of this leaf."""
+        (first, *others, columns), out = index, np.empty(_sizes(index), tensor_file.FLOATS[self.entry.type])
+        for at, expert in enumerate(range(first.start, first.stop)):
+            both = self._read((slice(expert, expert + 1), *others, slice(2 * columns.start, 2 * columns.stop)))
+            out[at] = both[0, ..., self.tensor.turn :: 2]
+        return out
 
     def refuse(self) -> None:
         """Refuses the tensor where a number of a piece that was read is not finite."""
@@ -364,6 +389,8 @@ def as_in_files(tensors: Mapping[str, Tensor], params: Mapping, dtype: np.dtype)
     for tensor in tensors.values():
         leaf = _at(params, tensor.path) if tensor.part is None else stack(tensor.path)
         value = processes.gathered(leaf if tensor.part is None else relayout.entry(leaf, tensor.part), dtype)
+        if tensor.beside is not None:
+            value = np.stack([value, processes.gathered(_at(params, tensor.beside), dtype)], axis=-1)
         yield value.reshape(tensor.shape[::-1]).T if tensor.transposed else value.reshape(tensor.shape)
 
 

@@ -107,10 +107,20 @@ def matched(directory: str | Path, model: ModelConfig) -> dict[str, tensor_file.
 
 
 def tensors(model: ModelConfig) -> dict[str, Tensor]:
+    """Returns every tensor of the files by its name there.
+
+    Raises:
+      ValueError: an addition is to a stack of experts, which is no module of its own (gpt-oss).
+    """
     shapes, names, out = lora.abstract(model).adapter, lora.leaves(model.lora), {}
     for name, tensor in families.tensors(lora.plain(model)).items():
         *parents, matrix = tensor.path
         if parents and matrix in names:
+            if tensor.part is None and matrix.startswith("experts_"):
+                raise ValueError(
+                    f"lora.targets: {product(matrix)} of the experts is part of the tensor {said(name)}, to which PEFT's files hold "
+                    f"no addition of its own; the nearest valid choice is q_proj, k_proj, v_proj and o_proj"
+                )
             layer = shapes["layers"][parents[1]]
             stem = f"base_model.model.{name.removesuffix('.weight')}"
             for part in "ab":

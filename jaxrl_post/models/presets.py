@@ -21,6 +21,15 @@ def _llama3(*sizes: int, factor: float, **variant: Any) -> ModelConfig:
     return _shape(*sizes, rope_theta=500000.0, rope_scaling=RopeScaling("llama3", factor), **variant)
 
 
+def _gpt_oss(layers: int, experts: int) -> ModelConfig:
+    """Returns a shape of gpt-oss (arXiv 2508.10925), whose layers with an even index have a window."""
+    yarn = RopeScaling("yarn", 32.0, original_length=4096, truncate=False)
+    mixture = Experts(experts, 4, 2880, biased=True, limit=7.0)
+    biased = dict(qkv_bias=True, o_bias=True, sinks=True, windows=(128, None) * (layers // 2))
+    sizes = (201088, 2880, layers, 64, 8, 64, 2880, 131072)
+    return _shape(*sizes, rope_theta=150000.0, rope_scaling=yarn, norm_eps=1e-5, experts=mixture, **biased)
+
+
 PRESETS: dict[str, ModelConfig] = {
     # For tests: small, so that nothing takes long.
     "tiny": _shape(64, 32, 2, 4, 2, 8, 64, 256, tied=True),
@@ -39,6 +48,8 @@ PRESETS: dict[str, ModelConfig] = {
     "qwen3_8b": _shape(151936, 4096, 36, 32, 8, 128, 12288, 40960, **_QWEN3),
     "qwen3_32b": _shape(151936, 5120, 64, 64, 8, 128, 25600, 40960, **_QWEN3),
     "qwen3_30b_a3b": _shape(151936, 2048, 48, 32, 4, 128, 6144, 40960, experts=Experts(128, 8, 768), **_QWEN3),
+    "gpt_oss_20b": _gpt_oss(24, 32),
+    "gpt_oss_120b": _gpt_oss(36, 128),
 }
 
 

@@ -12,6 +12,17 @@ from jaxrl_post.ring.json_text import shown
 
 _ORIGINAL = "original_max_position_embeddings"
 ROPE_KINDS = ("linear", "llama3", "yarn", "dynamic", "longrope")
+# What transformers takes for an absent rule, by model_type; of others it is none.
+ABSENT = {
+    "gpt_oss": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        _ORIGINAL: 4096,
+    }
+}
 
 
 class RopeScaling(NamedTuple):

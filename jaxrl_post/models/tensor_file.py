@@ -30,6 +30,7 @@ FLOATS = {
     "F16": np.dtype(np.float16),
     "BF16": jnp.dtype(jnp.bfloat16),
 }
+_READ = FLOATS | {"U8": np.dtype(np.uint8)}
 _NAMES = {dtype: name for name, dtype in FLOATS.items()}
 _NAMED = {
     8: ("F64", "I64", "U64"),
@@ -104,8 +105,8 @@ def _told(error: Exception) -> str:
 
 
 def read(entry: Entry, box: Box | None = None) -> np.ndarray:
-    """Returns the tensor, or a box of it, in memory of its own. Its type must be one of FLOATS."""
-    dtype, shape = FLOATS[entry.type], entry.shape
+    """Returns the tensor, or a box of it, in memory of its own. Its type must be one of FLOATS, or bytes."""
+    dtype, shape = _READ[entry.type], entry.shape
     box = box or tuple(slice(0, size) for size in shape)
     out = np.empty(tuple(side.stop - side.start for side in box), dtype)
     raw, done = out.reshape(-1).view(np.uint8), 0

@@ -24,11 +24,13 @@ def adapting(given: LoraConfig, model: decoder.ModelConfig) -> decoder.ModelConf
 
 
 def check(config: Config, model: decoder.ModelConfig) -> None:
-    """Refuses a directory to start from whose additions are not the config's.
+    """Refuses additions that PEFT's files do not express, and a directory to start from whose additions are others.
 
     Raises:
-      ValueError: one sentence about the directory.
+      ValueError: one sentence about the matrices or the directory.
     """
+    if config.lora.rank:
+        peft.tensors(adapting(config.lora, model))
     if config.lora.adapter:
         peft.matched(config.lora.adapter, adapting(config.lora, model))
 

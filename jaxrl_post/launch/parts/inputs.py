@@ -198,6 +198,8 @@ def _gathered(config: Config, handed: PythonInputs) -> Inputs:
         _check_demonstrations(config, rows.prompts, own.tokenizer)
     second_models.check_teacher(config, own.tokenizer)
     notes = [*rows.notes, *asked.notes, *written.notes, *bias(config)]
+    if config.model.path:
+        notes += hf.remarks(config.model.path)
     if template is not None and template.dated:
         told = config.data.date or "now"
         notes.insert(0, f"data.date={told}: the chat template says the date, and is told this one in the whole run")
