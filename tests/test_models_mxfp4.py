@@ -133,7 +133,7 @@ STACK = "model.layers.1.mlp.experts.down_proj"
         ),
         (
             lambda tensors, about: about["quantization_config"].update(quant_method="fp8"),
-            "weights quantised by method 'fp8' are not read for GptOssForCausalLM; the nearest valid choice is a copy in "
+            "weights quantised by method 'fp8' are not read for gpt_oss; the nearest valid choice is a copy in "
             "bfloat16, or mxfp4",
         ),
         (lambda tensors, about: about.update(attention_bias=False), "attention_bias=False is not supported for GptOss"),

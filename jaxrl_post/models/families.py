@@ -24,7 +24,7 @@ from jaxrl_post.ring.json_text import said, shown
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 _GEMMA = dict(norm_offset=1.0, post_norms=True)
-_OFF = ("mlp_bias", "use_bidirectional_attention")
+_OFF = dict(mlp_bias=False, use_bidirectional_attention=False)
 
 
 class Family(NamedTuple):
@@ -129,7 +129,13 @@ def read(file: Path) -> ModelConfig:
     """Returns the shape and variant that a config.json describes, in either spelling."""
     given = json_text.read_object(file, f"model {file}")
     family, scalar = _family(file, given)
-    _refuse_other(file, family, given)
+    for key, wanted in {**_OFF, "attention_bias": family.fixed.get("o_bias", False)}.items():
+        if bool(given.get(key, wanted)) is not wanted:
+            raise ValueError(
+                f"model {file}: {key}={shown(given[key])} is not supported for {family.architecture}; it must be absent or "
+                f"{str(wanted).lower()}"
+            )
+    mxfp4.check_method(file, family.kind, given)
     given = family.absent | given
     heads, embed = keys.count(file, given, "num_attention_heads"), keys.count(file, given, "hidden_size")
     layers = keys.count(file, given, "num_hidden_layers", keys.MOST_LAYERS)
@@ -182,25 +188,6 @@ def _family(file: Path, given: Mapping) -> tuple[Family, bool]:
     raise ValueError(
         f"model {file}: architecture {said(', '.join(named))} is not read; known are {', '.join(ARCHITECTURES)}"
     )
-
-
-def _refuse_other(file: Path, family: Family, given: Mapping) -> None:
-    """Refuses settings that change the scores and are not supported."""
-    for key in _OFF:
-        if given.get(key):
-            raise ValueError(f"model {file}: {key}={shown(given[key])} is not supported; it must be absent or false")
-    biased = family.fixed.get("o_bias", False)
-    if bool(given.get("attention_bias", biased)) is not biased:
-        raise ValueError(
-            f"model {file}: attention_bias={shown(given['attention_bias'])} is not supported for {family.architecture}; it must "
-            f"be absent or {str(biased).lower()}"
-        )
-    method = keys.section(file, given, "quantization_config").get("quant_method", "of no name")
-    if given.get("quantization_config") and (family.kind, method) != ("gpt_oss", "mxfp4"):
-        raise ValueError(
-            f"model {file}: weights quantised by method {shown(method)} are not read for {family.architecture}; the nearest "
-            f"valid choice is a copy in bfloat16, or mxfp4 for GptOssForCausalLM"
-        )
 
 
 def _cap(file: Path, given: Mapping, key: str) -> float | None:
@@ -300,7 +287,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "intermediate_size": config.ffw,
         "max_position_embeddings": config.max_length,
         "rope_theta": config.rope_theta,
-        "rope_scaling": rope.write(config.rope_scaling) if config.rope_scaling else _unscaled(family),
+        "rope_scaling": rope.write(config.rope_scaling, family.kind),
         "rms_norm_eps": config.norm_eps,
         "hidden_activation" if gemma else "hidden_act": activation,
         "tie_word_embeddings": config.tied,
@@ -310,11 +297,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
         **expert_files.written(family.kind, config.experts),
         **(_gemma_json(family, config) if gemma else {}),
     }
-
-
-def _unscaled(family: Family) -> dict[str, Any] | None:
-    """Returns the rope parameters without scaling: null, unless transformers reads that as another rule."""
-    return {"rope_type": "default"} if family.kind in rope.ABSENT else None
 
 
 def _gemma_json(family: Family, config: ModelConfig) -> dict[str, Any]:
@@ -463,21 +445,19 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
         places = {names[name]: expert_files.Place(name) for name in layer if name in names}
         if experts is not None:
             places |= dict(expert_files.names(_expressing(config).kind, experts))
-        for theirs, place in places.items():
-            out[f"model.layers.{index}.{theirs}"] = _in_layer(("layers", str(index)), layer, place)
+        for theirs, (name, part, beside) in places.items():
+            path, shape = ("layers", str(index), name), layer[name].shape
+            if part is None and name.startswith("experts_"):  # a whole stack, as it is in the leaf
+                whole = (*shape[:-1], 2 * shape[-1]) if beside else shape
+                other = ("layers", str(index), beside) if beside else None
+                tensor = Tensor(path, whole, shape, False, beside=other)
+            else:
+                tensor = _tensor(path, shape if part is None else shape[1:])._replace(part=part)
+            out[f"model.layers.{index}.{theirs}"] = tensor
     for name in ("final_norm", "head", "score"):
         if name in shapes:
             out[_OUTSIDE[name]] = _tensor((name,), shapes[name].shape)
     return out
-
-
-def _in_layer(parents: tuple[str, ...], layer: Mapping, place: expert_files.Place) -> Tensor:
-    name, part, beside = place
-    path, shape = (*parents, name), layer[name].shape
-    if part is None and name.startswith("experts_"):  # a whole stack, as it is in the leaf
-        whole = (*shape[:-1], 2 * shape[-1]) if beside else shape
-        return Tensor(path, whole, shape, False, beside=(*parents, beside) if beside else None)
-    return _tensor(path, shape if part is None else shape[1:])._replace(part=part)
 
 
 def by_hub_names(config: ModelConfig, present: Mapping[str, Entry]) -> Mapping[str, Entry | mxfp4.Packed]:

@@ -1,19 +1,23 @@
 """Experts in MXFP4, the format in which gpt-oss is published: 4-bit floats in blocks of 32 that share a power of two.
 
 The format is that of the Open Compute Project (MX, arXiv 2310.10537): a number is one of 16 values times
-2 ** (scale - 127). A file has two tensors for each stack of matrices [E, inputs, outputs]: NAME_blocks uint8
-[E, outputs, inputs / 32, 16], whose bytes hold two numbers each, the lower four bits first, and NAME_scales uint8
-[E, outputs, inputs / 32]. Every such number is exact in bfloat16, unless its scale is that of a number which is none.
+2 ** (scale - 127). A file has two tensors for each stack of matrices [E, inputs, outputs]:
+- NAME_blocks uint8[E, outputs, inputs / 32, 16]. A byte holds two numbers, the first in its lower four bits.
+- NAME_scales uint8[E, outputs, inputs / 32]
+
+Every such number is exact in bfloat16, unless its scale stands for no number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_post.models import config_keys as keys
 from jaxrl_post.models import tensor_file
 from jaxrl_post.models.tensor_file import Box, Entry
 from jaxrl_post.ring.json_text import shown
@@ -33,6 +37,17 @@ class Packed(NamedTuple):
     bytes: int
     blocks: Entry
     scales: Entry
+
+
+def check_method(file: Path, kind: str, given: Mapping) -> None:
+    """Refuses a config.json whose weights are quantised in a way that is not read for its model_type."""
+    about = keys.section(file, given, "quantization_config")
+    method = about.get("quant_method", "of no name")
+    if about and (kind, method) != ("gpt_oss", "mxfp4"):
+        raise ValueError(
+            f"model {file}: weights quantised by method {shown(method)} are not read for {kind}; the nearest valid choice is a "
+            f"copy in bfloat16, or mxfp4 for gpt_oss"
+        )
 
 
 def packed(name: str, blocks: Entry, scales: Entry) -> Packed:

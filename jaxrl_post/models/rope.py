@@ -127,8 +127,10 @@ def read(file: Path, given: Mapping, about: Mapping) -> RopeScaling | None:
     )
 
 
-def write(scaling: RopeScaling) -> dict[str, Any]:
-    """Returns the rope parameters of a rule, without theta."""
+def write(scaling: RopeScaling | None, kind: str) -> dict[str, Any] | None:
+    """Returns the rope parameters of a rule for a model_type, without theta. None is written where it means no rule."""
+    if scaling is None:
+        return {"rope_type": "default"} if kind in ABSENT else None
     out: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind in ("linear", "dynamic"):
         return out
