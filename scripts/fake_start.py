@@ -40,7 +40,7 @@ def there(kind: str, name: str) -> list[Any]:
         where = chips.read(name)
         # Pallas asks the default device for its capability where it does not know a kind by name, and that is a CPU here.
         gpu_info._get_device_arch_name = lambda kind: where.chip.capability
-        return list(device_less.mesh(where, (where.devices, 1, 1), kind).devices.flat)
+        return list(device_less.mesh(where, (where.devices, 1, 1, 1), kind).devices.flat)
     return [described(kind, "gpu")]
 
 

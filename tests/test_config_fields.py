@@ -173,6 +173,7 @@ _IGNORED = [
     ("sampling.keep_mask=false", (), ("sampling.top_k=5",)),
     ("sampling.keep_routes=false", SUPERVISED, ()),
     ("mesh.engine_tensor=2", ("mesh.data=2", *SUPERVISED, "eval.prompts=0"), ("mesh.data=2", *SUPERVISED)),
+    ("mesh.engine_expert=2", ("mesh.data=2", *SUPERVISED, "eval.prompts=0"), ("mesh.data=2", *SUPERVISED)),
     ("batch.split_head=yes", ("mesh.data=2",), ("mesh.fsdp=2",)),
     ("model.remat_policy=attention", (), ("model.remat=true",)),
     ("engine.carry_over=verify scheduler.max_unscored=64 scheduler.max_ready=64 scheduler.interleave=0.5", (), PIPE),

@@ -190,7 +190,7 @@ def test_an_unknown_name_gets_the_nearest_one(wrong, right):
 
 
 def test_a_name_like_no_other_gets_the_list():
-    assert "unknown name 'mesh.zzzzzzzz'; valid names are data, fsdp, tensor" in error("mesh.zzzzzzzz=1")
+    assert "unknown name 'mesh.zzzzzzzz'; valid names are data, fsdp, expert, tensor" in error("mesh.zzzzzzzz=1")
 
 
 def test_malformed_overrides():

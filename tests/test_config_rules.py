@@ -44,7 +44,7 @@ REFUSED = {  # overrides of a run, divided by spaces, and a part of the sentence
     "tokens; the nearest valid engine.pages is 32",
     "batch.tokens=511": "batch.tokens=511 cannot hold a rollout of engine.max_length=512 tokens; the nearest valid "
     "batch.tokens is 512",
-    "mesh.data=3": "batch.rows=8 must be a multiple of mesh.data*mesh.fsdp=3; the nearest valid batch.rows is 9",
+    "mesh.data=3": "batch.rows=8 must be a multiple of mesh.data*mesh.fsdp*mesh.expert=3; the nearest valid batch.rows is 9",
     "scheduler.group_size=1": "scheduler.group_size=1 must be at least 2",
     "algorithm.adv_estimator=reinforce_plus_plus_baseline scheduler.group_size=1": "must be at least 2",
     "scheduler.mini_batches=5": "scheduler.mini_batches=5 must divide scheduler.prompts=32; the nearest valid "
@@ -97,7 +97,7 @@ REFUSED = {  # overrides of a run, divided by spaces, and a part of the sentence
     "limit of 20.0 s",
     "reward.adaptive_limit=True": "reaches its limit of 30.0 s",
     "mesh.engine=3 mesh.tensor=2": "mesh.engine=3 must be a multiple of 2, the devices of a replica "
-    "(mesh.engine_tensor, or mesh.tensor); the nearest valid mesh.engine is 2",
+    "(mesh.engine_tensor, or mesh.tensor, times mesh.engine_expert, or mesh.expert); the nearest valid mesh.engine is 2",
     "mesh.engine=1 scheduler.mini_batches=2": "mesh.engine=1 publishes after each optimizer step: "
     "scheduler.mini_batches=2",
     "mesh.engine=2 engine.layouts=[2]": "mesh.engine=2: weights come in the midst of a round",

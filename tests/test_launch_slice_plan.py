@@ -99,7 +99,7 @@ def test_a_mesh_of_another_size_is_refused():
     with pytest.raises(ValueError, match="has 8 devices.* takes 16; the nearest valid value is mesh.fsdp=8$"):
         slice_plan.check_devices(config, chips.read("8xh100"))
     odd = resolve(default(), ["model.preset=tiny", "mesh.data=3", "batch.rows=3"])
-    with pytest.raises(ValueError, match="nearest valid value is mesh.fsdp=8 with data, tensor and engine"):
+    with pytest.raises(ValueError, match="nearest valid value is mesh.fsdp=8 with all other sizes as they are"):
         slice_plan.check_devices(odd, chips.read("8xh100"))
 
 

@@ -12,7 +12,7 @@ import pytest
 from jaxrl_post.parallel import mesh
 from jaxrl_post.parallel.device_order import check_replicas, chosen, ordered
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "expert", "tensor")
 
 
 class Chip(SimpleNamespace):
@@ -61,10 +61,10 @@ def hops(devices, axis, wraps):
 @pytest.mark.parametrize(
     "shape, kind, sizes, wraps, most",
     [
-        ((4, 4, 1), "TPU v5 lite", (1, 4, 4), (0, 0, 0), 1.5),
-        ((4, 4, 1), "TPU v5 lite", (1, 16, 1), (0, 0, 0), 1.0),
-        ((4, 4, 1), "TPU v6 lite", (1, 16, 1), (0, 0, 0), 1.0),
-        ((2, 4, 4), "TPU v5", (1, 8, 4), (0, 4, 4), 1.25),
+        ((4, 4, 1), "TPU v5 lite", (1, 4, 1, 4), (0, 0, 0), 1.5),
+        ((4, 4, 1), "TPU v5 lite", (1, 16, 1, 1), (0, 0, 0), 1.0),
+        ((4, 4, 1), "TPU v6 lite", (1, 16, 1, 1), (0, 0, 0), 1.0),
+        ((2, 4, 4), "TPU v5", (1, 8, 1, 4), (0, 4, 4), 1.25),
     ],
 )
 def test_neighbours_along_fsdp_are_neighbours_on_the_network(shape, kind, sizes, wraps, most):
@@ -77,16 +77,18 @@ def test_neighbours_along_fsdp_are_neighbours_on_the_network(shape, kind, sizes,
 
 def test_only_data_crosses_slices():
     devices = chips((4, 4, 1), "TPU v5 lite", slices=2)
-    got = ordered(chosen(devices, (4, 8, 1)), (4, 8, 1))
+    got = ordered(chosen(devices, (4, 8, 1, 1)), (4, 8, 1, 1))
     assert [{d.slice_index for d in part.flat} for part in got] == [{0}, {0}, {1}, {1}]
 
 
 @pytest.mark.parametrize(
     "sizes, near",
     [
-        ((1, 32, 1), "data=2, fsdp=16, tensor=1"),
-        ((1, 8, 4), "data=2, fsdp=4, tensor=4"),
-        ((1, 1, 32), "data=2, fsdp=1, tensor=16"),
+        ((1, 32, 1, 1), "data=2, fsdp=16, tensor=1"),
+        ((1, 8, 1, 4), "data=2, fsdp=4, tensor=4"),
+        ((1, 1, 1, 32), "data=2, fsdp=1, tensor=16"),
+        ((1, 4, 4, 2), "data=2, fsdp=2, expert=4, tensor=2"),
+        ((1, 1, 32, 1), "data=2, fsdp=1, expert=16, tensor=1"),
     ],
 )
 def test_what_else_would_cross_is_refused_with_a_valid_choice(sizes, near):
@@ -95,21 +97,22 @@ def test_what_else_would_cross_is_refused_with_a_valid_choice(sizes, near):
         chosen(devices, sizes)
     with pytest.raises(ValueError, match=f"the nearest valid choice is {near}$"):
         ordered(devices, sizes)
-    valid = tuple(int(word.partition("=")[2]) for word in near.split(", "))
+    words = dict(word.split("=") for word in near.split(", "))
+    valid = tuple(int(words.get(axis, 1)) for axis in AXES)
     assert ordered(chosen(devices, valid), valid).shape == valid
 
 
 def test_a_part_of_the_devices_lies_in_one_slice_or_equally_in_all():
     devices = chips((2, 2, 1), "TPU v5 lite", slices=2)
-    assert [d.id for d in chosen(devices, (1, 4, 1))] == [0, 1, 2, 3]
-    assert [d.id for d in chosen(devices, (2, 3, 1))] == [0, 1, 2, 4, 5, 6]
+    assert [d.id for d in chosen(devices, (1, 4, 1, 1))] == [0, 1, 2, 3]
+    assert [d.id for d in chosen(devices, (2, 3, 1, 1))] == [0, 1, 2, 4, 5, 6]
     with pytest.raises(ValueError, match="7 devices lie in 2 slices of 4 .*; the nearest valid product is 6"):
-        chosen(devices, (7, 1, 1))
+        chosen(devices, (7, 1, 1, 1))
 
 
 def test_chips_that_form_no_cuboid_keep_their_order():
     three = chips((2, 2, 1), "TPU v5 lite")[:3]
-    assert [d.id for d in ordered(three, (3, 1, 1)).flat] == [0, 1, 2]
+    assert [d.id for d in ordered(three, (3, 1, 1, 1)).flat] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", ["TPU v4", "TPU v5 lite", "TPU v6 lite", "TPU v5", "TPU7x", "TPU v99"])
@@ -118,7 +121,7 @@ def test_cores_that_are_devices_of_their_own_have_an_order(kind):
     devices = chips((2, 2, 1), kind) + chips((2, 2, 1), kind)
     for index, device in enumerate(devices):
         device.id, device.core_on_chip = index, index // 4
-    assert {d.id for d in ordered(devices, (1, 8, 1)).flat} == set(range(8))
+    assert {d.id for d in ordered(devices, (1, 8, 1, 1)).flat} == set(range(8))
 
 
 def test_a_replica_may_span_hosts_of_gpus():
@@ -131,7 +134,7 @@ def test_a_replica_may_span_hosts_of_gpus():
 def test_hosts_of_gpus_are_no_slices(platform):
     """jax gives the GPUs of each host a slice_index of their own; fsdp over two hosts is valid there."""
     devices = [Chip(id=n, platform=platform, device_kind="x", slice_index=n // 4) for n in range(8)]
-    assert [d.id for d in ordered(chosen(devices, (1, 8, 1)), (1, 8, 1)).flat] == list(range(8))
+    assert [d.id for d in ordered(chosen(devices, (1, 8, 1, 1)), (1, 8, 1, 1)).flat] == list(range(8))
 
 
 def test_a_cpu_keeps_its_order():
@@ -173,7 +176,9 @@ def test_whole_hosts_learn_or_generate(monkeypatch):
     assert {one for one, _ in learn} == {0} and {one for one, _ in generate} == {1}
     with pytest.raises(ValueError, match=r"20 devices would lie in 2 slices as 16 \+ 4, .* nearest valid number is 16"):
         split_hosts(monkeypatch, 2, 1, 20, 1, 12)
-    with pytest.raises(ValueError, match="a replica of 8 devices would lie in several slices.*mesh.engine_tensor is 6"):
+    with pytest.raises(
+        ValueError, match="a replica of 8 devices would lie in several slices.*the nearest valid number is 6"
+    ):
         split_hosts(monkeypatch, 2, 2, 4, 1, 24, 8)
 
 

@@ -19,7 +19,8 @@ def pieces(array):
 
 def test_axes_and_order():
     m = mesh.make_mesh(2, 2, 2)
-    assert m.axis_names == ("data", "fsdp", "tensor") and dict(m.shape) == dict(data=2, fsdp=2, tensor=2)
+    assert m.axis_names == ("data", "fsdp", "expert", "tensor")
+    assert dict(m.shape) == dict(data=2, fsdp=2, expert=1, tensor=2)
     assert m.devices.ravel().tolist() == jax.devices()[:8] and mesh.replicas(m) == 4
 
 
@@ -28,7 +29,7 @@ def test_learner_cuts_embed_over_fsdp_and_heads_over_tensor():
     host = np.arange(16 * 4 * 4, dtype=np.float32).reshape(16, 4, 4)
     there = mesh.put({"q": host}, mesh.param_shardings(m, {"q": ("embed", "heads", "head_dim")}, "learner"))["q"]
     for d, f, t in np.ndindex(2, 2, 2):
-        np.testing.assert_array_equal(pieces(there)[m.devices[d, f, t]], host[8 * f : 8 * f + 8, 2 * t : 2 * t + 2])
+        np.testing.assert_array_equal(pieces(there)[m.devices[d, f, 0, t]], host[8 * f : 8 * f + 8, 2 * t : 2 * t + 2])
 
 
 def test_engine_cuts_over_tensor_only():
@@ -36,7 +37,7 @@ def test_engine_cuts_over_tensor_only():
     host = np.arange(16 * 4 * 4, dtype=np.float32).reshape(16, 4, 4)
     there = mesh.put(host, mesh.param_shardings(m, {"q": ("embed", "heads", "head_dim")}, "engine")["q"])
     for d, f, t in np.ndindex(2, 2, 2):
-        np.testing.assert_array_equal(pieces(there)[m.devices[d, f, t]], host[:, 2 * t : 2 * t + 2])
+        np.testing.assert_array_equal(pieces(there)[m.devices[d, f, 0, t]], host[:, 2 * t : 2 * t + 2])
 
 
 def test_a_mesh_axis_cuts_one_dimension_only():
@@ -52,7 +53,7 @@ def test_rows_and_replicas_lie_along_data_and_fsdp(sharding):
     there = pieces(mesh.put(host, sharding(m)))
     for d, f, t in np.ndindex(2, 2, 2):
         at = 2 * (2 * d + f)
-        np.testing.assert_array_equal(there[m.devices[d, f, t]], host[at : at + 2])
+        np.testing.assert_array_equal(there[m.devices[d, f, 0, t]], host[at : at + 2])
 
 
 def test_cache_and_heads_and_replicated():
@@ -165,7 +166,7 @@ def of_two(monkeypatch, sizes):
 def test_of_two_processes_each_keeps_half_of_its_replicas(monkeypatch):
     monkeypatch.setattr(mesh, "_mesh", lambda devices, sizes: ([device.id for device in devices], sizes))
     whole = of_two(monkeypatch, (4, 1, 1))
-    assert mesh.divided(whole, 2, whole) == (([0, 2], (2, 1, 1)), ([1, 3], (2, 1, 1)))
+    assert mesh.divided(whole, 2, whole) == (([0, 2], (2, 1, 1, 1)), ([1, 3], (2, 1, 1, 1)))
 
 
 @pytest.mark.parametrize(

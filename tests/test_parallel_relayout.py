@@ -22,15 +22,13 @@ HOST = {name: np.resize(AWKWARD, (8,) * len(axes)) for name, axes in AXES.items(
 
 
 def mesh(first, data, fsdp, tensor):
-    devices = np.array(jax.devices()[first : first + data * fsdp * tensor]).reshape(data, fsdp, tensor)
-    return Mesh(devices, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    devices = np.array(jax.devices()[first : first + data * fsdp * tensor]).reshape(data, fsdp, 1, tensor)
+    return Mesh(devices, meshes.AXES, axis_types=(AxisType.Auto,) * 4)
 
 
 def turned(data, fsdp, tensor):
     """The same devices in another order, as on a ring."""
-    return Mesh(
-        mesh(0, data, fsdp, tensor).devices[:, ::-1], ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3
-    )
+    return Mesh(mesh(0, data, fsdp, tensor).devices[:, ::-1], meshes.AXES, axis_types=(AxisType.Auto,) * 4)
 
 
 def homes(of, room):

@@ -179,7 +179,7 @@ def no_sum_over(axis):
         right = jax.lax.psum
         monkeypatch.setattr(jax.lax, "psum", lambda x, axes: x if axes == axis else right(x, axes))
 
-    fault.__name__ = f"no_sum_over_{axis}"
+    fault.__name__ = f"no_sum_over_{axis if isinstance(axis, str) else '_'.join(axis)}"
     return fault
 
 
@@ -193,7 +193,7 @@ def rows_of_another_chip(monkeypatch):
 
 FAULTS = (
     no_common_maximum,
-    no_sum_over(meshes.DATA),
+    no_sum_over(meshes.COPIES),
     no_sum_over(meshes.TENSOR),
     ids_of_the_first_part,
     rows_of_another_chip,

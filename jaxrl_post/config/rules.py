@@ -48,7 +48,8 @@ _ROWS = rows(
         "sampling.max_tokens < engine.max_length": "{sampling.max_tokens} must be below {engine.max_length}, which holds "
         "prompt and rollout",
         "batch.tokens >= engine.max_length": "{batch.tokens} cannot hold a rollout of {engine.max_length} tokens",
-        "batch.rows multiple_of mesh.shards": "{batch.rows} must be a multiple of mesh.data*mesh.fsdp={!mesh.shards}",
+        "batch.rows multiple_of mesh.shards": "{batch.rows} must be a multiple of mesh.data*mesh.fsdp*mesh.expert="
+        "{!mesh.shards}",
         "environment.name!= -> engine.name is rows": "{environment.name} needs an engine that samples its turns, got "
         "{engine.name}",
         "scheduler.name=pipeline -> scheduler.lend is 0": "{scheduler.lend} lends devices while a round drains, and "
@@ -252,15 +253,25 @@ RUN = (
         "mesh.engine",
         "mesh.replica",
         need=lambda engine, replica: engine % replica == 0,
-        says="{mesh.engine} must be a multiple of {!mesh.replica}, the devices of a replica (mesh.engine_tensor, or mesh.tensor)",
+        says="{mesh.engine} must be a multiple of {!mesh.replica}, the devices of a replica "
+        "(mesh.engine_tensor, or mesh.tensor, times mesh.engine_expert, or mesh.expert)",
         nearest=lambda engine, replica: max(engine // replica, 1) * replica,
     ),
-    relation(
-        "mesh.engine_tensor",
-        "generating",
-        need=lambda replica, devices: replica == 0 or devices % replica == 0,
-        says="{mesh.engine_tensor} must divide the {!generating} devices that generate",
-        nearest=lambda replica, devices: max(n for n in range(1, replica) if devices % n == 0),
+    *(
+        relation(
+            f"mesh.{own}",
+            f"mesh.{other}",
+            "generating",
+            need=lambda own, other, devices: own == 0 or devices % (own * other) == 0,
+            says=f"{{mesh.{own}}} must divide the {{!generating}} devices that generate, also times {{!mesh.{other}}} for {words}",
+            nearest=lambda own, other, devices: max(
+                (n for n in range(1, own) if devices % (n * other) == 0), default=0
+            ),
+        )
+        for own, other, words in (
+            ("engine_tensor", "engine_experts", "the experts"),
+            ("engine_expert", "engine_parts", "every layer"),
+        )
     ),
     relation(
         "mesh.engine_tensor",
@@ -269,6 +280,16 @@ RUN = (
         need=lambda replica, tensor: replica in (0, tensor),
         says="{scheduler.lend} lends replicas to the learner, so that {mesh.engine_tensor} must be {mesh.tensor}",
         nearest=lambda replica, tensor: 0,
+    ),
+    *(
+        relation(
+            name,
+            when="scheduler.lend>0",
+            need=lambda ways: ways <= 1,
+            says=f"{{scheduler.lend}} lends replicas to the learner, which divides no experts there: {{{name}}} must be {valid}",
+            nearest=lambda ways, valid=valid: valid,
+        )
+        for name, valid in (("mesh.expert", 1), ("mesh.engine_expert", 0))
     ),
     *LEARNING,
     *JUDGING,

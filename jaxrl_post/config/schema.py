@@ -6,6 +6,7 @@ relations of rules.py hold. Derived values are properties.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,12 @@ class MeshConfig:
     fsdp: int = positive(
         1, unit="devices", doc="Learner: parts of weights and moments, which also divide a micro-batch."
     )
+    expert: int = positive(
+        1,
+        unit="devices",
+        doc="Learner: parts of the experts of a layer, which also divide a micro-batch. Other weights are copied, as along "
+        "`data`. Also of a replica of the engine, without `engine_expert`.",
+    )
     tensor: int = positive(
         1,
         unit="devices",
@@ -90,21 +97,52 @@ class MeshConfig:
         used_when=f"{_GENERATES} because demonstrations lie on no devices",
         doc="Devices of a replica of the engine, which divide every layer. 0: as many as `tensor`.",
     )
+    engine_expert: int = number(
+        0,
+        unit="devices",
+        used_when=f"{_GENERATES} because demonstrations lie on no devices",
+        doc="Parts of the experts in a replica of the engine, each of `engine_tensor` devices. 0: as many as `expert`.",
+    )
+
+    @property
+    def engine_parts(self) -> int:
+        """Devices of a replica of the engine that divide every layer."""
+        return self.engine_tensor or self.tensor
+
+    @property
+    def engine_experts(self) -> int:
+        """Parts of the experts in a replica of the engine."""
+        return self.engine_expert or self.expert
 
     @property
     def replica(self) -> int:
         """Devices of a replica of the engine."""
-        return self.engine_tensor or self.tensor
+        return self.engine_experts * self.engine_parts
+
+    @property
+    def alike(self) -> bool:
+        """Whether a replica of the engine divides weights as the learner does beside fsdp."""
+        return (self.engine_experts, self.engine_parts) == (self.expert, self.tensor)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Of the learner's mesh: data, fsdp, expert and tensor."""
+        return self.data, self.fsdp, self.expert, self.tensor
 
     @property
     def learner(self) -> int:
         """Devices that learn."""
-        return self.data * self.fsdp * self.tensor
+        return math.prod(self.sizes)
+
+    @property
+    def copies(self) -> int:
+        """Of the learner's weights that are no experts."""
+        return self.data * self.expert
 
     @property
     def shards(self) -> int:
         """Of a batch."""
-        return self.data * self.fsdp
+        return self.copies * self.fsdp
 
 
 @dataclass(frozen=True, kw_only=True)

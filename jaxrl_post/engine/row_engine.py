@@ -51,7 +51,7 @@ class MeshDevice:
         drafter: Drafter,
         layout: Callable[..., Any] = merged_weights.layout,
     ):
-        self.layout = Layout(sizes.replicas, mesh.shape[meshes.TENSOR])
+        self.layout = Layout(sizes.replicas, mesh.shape[meshes.TENSOR], mesh.shape[meshes.EXPERT])
         self._sync = layout(model, params, mesh, sizes.dtype)
         self.case = self._sync.case(params)  # how weights reach the engine
         self.links = self._sync.links(params)  # bytes of a swap, by link

@@ -79,7 +79,7 @@ class DistantDevice:
         drafter: Drafter,
     ):
         self._results = results
-        self.layout = Layout(sizes.replicas, mesh.shape[meshes.TENSOR])
+        self.layout = Layout(sizes.replicas, mesh.shape[meshes.TENSOR], mesh.shape[meshes.EXPERT])
         self._sync = layout(model, params, mesh, sizes.dtype)
         self.case, self.links = self._sync.case(params), self._sync.links(params)
         self.params = self._sync.place(params)

@@ -111,28 +111,40 @@ def mixed(
     """Returns the weighted sum of each row's experts, in float32 or wider.
 
     Where F is split over devices, each has a part of the sum over F, and these parts add up. A low product of `down` is such
-    a part too, and what B makes of it is linear.
+    a part too, and what B makes of it is linear. Where there are matrices of some experts only, others add nothing. Their
+    rows come last, behind all groups, so that shapes do not depend on how many there are.
 
     Args:
+      ids: from 0 to below E; others are of experts without matrices.
       matrices: gate and up [E, D, F], down [E, F, D], and gate_bias and up_bias [E, F] where the experts have biases. A
         matrix [E, inputs, outputs] may have a low-rank addition: NAME_a [E, inputs, r] and NAME_b [E, r, outputs].
       lora_scale: factor of A B.
     """
-    k, expert = ids.shape[-1], ids.reshape(-1)
+    k, expert, count = ids.shape[-1], ids.reshape(-1), matrices["down"].shape[0]
+    some = count < experts.count
+    if some:
+        here = (ids >= 0) & (ids < count)
+        expert, weight = jnp.where(here, ids, count).reshape(-1), jnp.where(here, weight, 0)
     order = jnp.argsort(expert, stable=True)
     rows, sorted_experts = x.reshape(-1, x.shape[-1])[order // k], expert[order]
-    sizes = jnp.bincount(expert, length=matrices["down"].shape[0]).astype(jnp.int32)
+    places = jnp.minimum(sorted_experts, count - 1) if some else sorted_experts
+    sizes = jnp.bincount(expert, length=count).astype(jnp.int32)
+
+    def known(rows: Array) -> Array:
+        """Returns zeros for rows behind all groups. What a grouped product makes of them, and of their slopes, is not defined."""
+        return jnp.where((sorted_experts < count)[:, None], rows, 0) if some else rows
 
     def grouped(rows: Array, name: str) -> Array:
         return jax.lax.ragged_dot(rows, matrices[name].astype(x.dtype), sizes)
 
     def product(rows: Array, name: str) -> Array:
+        rows = known(rows)
         out = grouped(rows, name)
         if f"{name}_a" in matrices:
             with jax.named_scope("lora"):
                 out = out + jnp.asarray(lora_scale, x.dtype) * grouped(grouped(rows, f"{name}_a"), f"{name}_b")
         bias = matrices.get(f"{name}_bias")
-        return out if bias is None else out + bias.astype(x.dtype)[sorted_experts]
+        return known(out if bias is None else out + bias.astype(x.dtype)[places])
 
     made = product(inner(product(rows, "gate"), product(rows, "up"), experts.limit, activation), "down")
     back = jnp.zeros_like(order).at[order].set(jnp.arange(expert.size, dtype=order.dtype))

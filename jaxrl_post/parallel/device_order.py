@@ -24,8 +24,24 @@ TWO_CORES = (
 )  # of whose chips `mesh_utils` orders cores
 
 
-def chosen(devices: Sequence[Any], sizes: tuple[int, int, int]) -> list[Any]:
-    """Returns the devices of a mesh of `sizes` (data, fsdp, tensor): the first ones, and equally many of each slice.
+def shown(sizes: tuple[int, int, int, int]) -> dict[str, int]:
+    """Returns the sizes of a mesh by axis. Few models have experts, so their axis is named where it is split."""
+    names = ("data", "fsdp", "expert", "tensor")
+    return {name: size for name, size in zip(names, sizes, strict=True) if name != "expert" or size != 1}
+
+
+def named(sizes: tuple[int, int, int, int]) -> str:
+    """Returns the sizes of a mesh as a text."""
+    return ", ".join(f"{name}={size}" for name, size in shown(sizes).items())
+
+
+def product(sizes: tuple[int, int, int, int]) -> str:
+    """Returns the axes of a mesh as a product."""
+    return "*".join(shown(sizes))
+
+
+def chosen(devices: Sequence[Any], sizes: tuple[int, int, int, int]) -> list[Any]:
+    """Returns the devices of a mesh of `sizes` (data, fsdp, expert, tensor): the first ones, and equally many of each slice.
 
     Raises:
       ValueError: the devices of the mesh lie in several slices, and an axis other than data would cross them.
@@ -37,15 +53,15 @@ def chosen(devices: Sequence[Any], sizes: tuple[int, int, int]) -> list[Any]:
         return list(devices[:needed])
     if needed % count:
         raise ValueError(
-            f"mesh: data*fsdp*tensor={needed} devices lie in {count} slices of {whole} and cannot be divided evenly "
+            f"mesh: {product(sizes)}={needed} devices lie in {count} slices of {whole} and cannot be divided evenly "
             f"among them; the nearest valid product is {needed // count * count}"
         )
     _check(sizes, count)
     return [device for one in slices[:count] for device in one[: needed // count]]
 
 
-def ordered(devices: Sequence[Any], sizes: tuple[int, int, int]) -> np.ndarray:
-    """Returns the devices as an array of `sizes` (data, fsdp, tensor), in the order of `mesh_utils`.
+def ordered(devices: Sequence[Any], sizes: tuple[int, int, int, int]) -> np.ndarray:
+    """Returns the devices as an array of `sizes` (data, fsdp, expert, tensor), in the order of `mesh_utils`.
 
     On a CPU the order is the given one. So it is where `mesh_utils` knows no order. That is where TPU chips form no cuboid,
     or each core is a device of its own on a kind whose cores are one device by default.
@@ -53,7 +69,7 @@ def ordered(devices: Sequence[Any], sizes: tuple[int, int, int]) -> np.ndarray:
     Raises:
       ValueError: as in `chosen`.
     """
-    slices, (data, fsdp, tensor) = _slices(devices), sizes
+    slices, (data, *inner) = _slices(devices), sizes
     if len(slices) > 1:
         _check_even(slices)
         _check(sizes, len(slices))
@@ -62,7 +78,7 @@ def ordered(devices: Sequence[Any], sizes: tuple[int, int, int]) -> np.ndarray:
     if len(slices) == 1:
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     return mesh_utils.create_hybrid_device_mesh(
-        (data // len(slices), fsdp, tensor), (len(slices), 1, 1), devices, allow_split_physical_axes=True
+        (data // len(slices), *inner), (len(slices), 1, 1, 1), devices, allow_split_physical_axes=True
     )
 
 
@@ -79,7 +95,7 @@ def check_replicas(devices: Sequence[Any] | np.ndarray, replica: int) -> None:
     near = max(size for size in range(1, replica) if least % size == 0)
     raise ValueError(
         f"mesh: a replica of {replica} devices would lie in several slices, which only the network between them joins; "
-        f"the nearest valid mesh.engine_tensor is {near}"
+        f"the nearest valid number is {near} (mesh.engine_tensor * mesh.engine_expert)"
     )
 
 
@@ -94,18 +110,19 @@ def _check_even(slices: Sequence[Sequence[Any]]) -> None:
         )
 
 
-def _check(sizes: tuple[int, int, int], slices: int) -> None:
-    """Refuses a mesh whose fsdp or tensor would cross slices."""
-    data, fsdp, tensor = sizes
+def _check(sizes: tuple[int, int, int, int], slices: int) -> None:
+    """Refuses a mesh of which an axis but data would cross slices."""
+    data, _, expert, tensor = sizes
     if data % slices == 0:
         return
     needed = math.prod(sizes)
     near = min((n for n in range(slices, needed + 1, slices) if needed % n == 0), key=lambda n: (abs(n - data), n))
-    kept = math.gcd(needed // near, tensor)
+    tensor = math.gcd(needed // near, tensor)
+    expert = math.gcd(needed // near // tensor, expert)
+    valid = (near, needed // near // tensor // expert, expert, tensor)
     raise ValueError(
-        f"mesh: data={data}, fsdp={fsdp}, tensor={tensor} are {needed} devices in {slices} slices, and only data may "
-        f"cross the network between slices, so it must be a multiple of {slices}; the nearest valid choice is "
-        f"data={near}, fsdp={needed // near // kept}, tensor={kept}"
+        f"mesh: {named(sizes)} are {needed} devices in {slices} slices, and only data may cross the network between slices, so "
+        f"it must be a multiple of {slices}; the nearest valid choice is {named(valid)}"
     )
 
 

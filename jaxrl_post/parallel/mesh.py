@@ -1,7 +1,8 @@
-"""The placement of arrays: meshes of three axes, and the only PartitionSpecs of the project.
+"""The placement of arrays: meshes of four axes, and the only PartitionSpecs of the project.
 
 Learner and engine have one mesh together or one each. Axes: `data` copies weights and splits the batch, `fsdp` splits
-both, and `tensor` splits heads, kv_heads, ffw and vocab.
+both, and `tensor` splits heads, kv_heads, ffw and vocab. `expert` splits the experts. For all other weights it is like
+`data` in the learner, and in the engine all of a replica's devices along it compute the same.
 
 Other modules ask by logical axis name and never write a spec. All axes are Auto: the compiler (GSPMD) places what is
 not constrained. A division with a remainder is refused in one sentence.
@@ -20,46 +21,57 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_post.parallel import device_order
 
-DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+AXES = DATA, FSDP, EXPERT, TENSOR = "data", "fsdp", "expert", "tensor"
 LINE = "device"  # the axis of devices that stand in line to give pieces to each other
 REPLICAS = (DATA, FSDP)  # the engine's replicas are spread over both
+COPIES = (DATA, EXPERT)  # the learner's weights, but for experts, are the same along both
+ROWS = (*COPIES, FSDP)  # of the learner's batch; those of one place along COPIES lie one after another
 VOCAB_SHARDS = (TENSOR, FSDP)  # the learner's head is split over both
 
 # Logical axis name -> mesh axis, by room. A name that is absent, or None, is replicated.
-LEARNER_RULES = {"embed": FSDP, "heads": TENSOR, "kv_heads": TENSOR, "ffw": TENSOR, "vocab": TENSOR}
-ENGINE_RULES = {"heads": TENSOR, "kv_heads": TENSOR, "ffw": TENSOR, "vocab": TENSOR}
+ENGINE_RULES = {"heads": TENSOR, "kv_heads": TENSOR, "ffw": TENSOR, "vocab": TENSOR, "expert": EXPERT}
+LEARNER_RULES = ENGINE_RULES | {"embed": FSDP}
 RULES = {"learner": LEARNER_RULES, "engine": ENGINE_RULES}
 LOGICAL_AXES = ("vocab", "embed", "heads", "kv_heads", "head_dim", "ffw", "expert", "layers", None)
 
 
-def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
-    """Returns the mesh over the first data*fsdp*tensor devices of all processes, ordered for their network.
+def make_mesh(
+    data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None, expert: int = 1
+) -> Mesh:
+    """Returns the mesh over the first data*fsdp*expert*tensor devices of all processes, ordered for their network.
 
     Args:
       devices: what is there; None: what jax sees.
 
     Raises:
-      ValueError: a size is below 1, more devices are asked for than exist, or fsdp or tensor would cross TPU slices.
+      ValueError: a size is below 1, more devices are asked for than exist, or an axis but data would cross TPU slices.
     """
-    sizes = (data, fsdp, tensor)
+    sizes = (data, fsdp, expert, tensor)
     if min(sizes) < 1:
-        raise ValueError(f"mesh: every axis must be at least 1, got data={data}, fsdp={fsdp}, tensor={tensor}")
+        raise ValueError(f"mesh: every axis must be at least 1, got {device_order.named(sizes)}")
     needed, devices = int(np.prod(sizes)), devices or jax.devices()
     if needed > len(devices):
         raise ValueError(
-            f"mesh: data*fsdp*tensor={data}*{fsdp}*{tensor}={needed} devices were asked for and "
-            f"{len(devices)} are there; the largest valid product is {len(devices)}"
+            f"mesh: {device_order.product(sizes)}={'*'.join(map(str, device_order.shown(sizes).values()))}={needed} devices "
+            f"were asked for and {len(devices)} are there; the largest valid product is {len(devices)}"
         )
     return _mesh(device_order.ordered(device_order.chosen(devices, sizes), sizes), sizes)
 
 
 def make_split(
-    data: int, fsdp: int, tensor: int, engine: int, replica: int = 0, devices: Sequence[Any] | None = None
+    data: int,
+    fsdp: int,
+    tensor: int,
+    engine: int,
+    engine_tensor: int = 0,
+    devices: Sequence[Any] | None = None,
+    expert: int = 1,
+    engine_expert: int = 0,
 ) -> tuple[Mesh, Mesh]:
     """Returns two meshes without a common device: the learner's and the engine's.
 
-    The learner's has data*fsdp*tensor devices. The engine's has `engine` devices in replicas of `replica`, or of `tensor`. With
-    several processes there are two forms:
+    The learner's has data*fsdp*expert*tensor devices. The engine's has `engine` devices in replicas of engine_expert*engine_tensor,
+    where 0 stands for the learner's size. With several processes there are two forms:
     - Whole processes, where both numbers are multiples of the devices of a process, and no process is left over. The
       first processes learn, and the others generate.
     - Else every process has an equal part of both meshes: as many learner devices as engine devices.
@@ -72,19 +84,20 @@ def make_split(
         number of devices where processes have both. With several slices also: an axis but the learner's data, or a
         replica, would lie in two of them.
     """
-    devices, learner, replica = devices or jax.devices(), data * fsdp * tensor, replica or tensor
+    sizes, learner, devices = (data, fsdp, expert, tensor), data * fsdp * expert * tensor, devices or jax.devices()
+    inner = (engine_expert or expert, engine_tensor or tensor)
+    replica = math.prod(inner)
+    theirs = (engine // replica, 1, *inner)
     processes = 1 + max(device.process_index for device in devices)
     own = [[device for device in devices if device.process_index == process] for process in range(processes)]
     if parts := _whole_processes(own, learner, engine, data):
         learners, engines = ([device for some in part for device in some] for part in parts)
         device_order.check_replicas(engines, replica)
-        whole = device_order.ordered(learners, (data, fsdp, tensor))
-        others = device_order.ordered(engines, (engine // replica, 1, replica))
-        return _mesh(whole, (data, fsdp, tensor)), _mesh(others, (engine // replica, 1, replica))
+        return _mesh(device_order.ordered(learners, sizes), sizes), _mesh(device_order.ordered(engines, theirs), theirs)
     if processes > 1 and engine != learner:
         raise ValueError(
             f"mesh.engine={engine}: {processes} processes hand weights over from each device of the learner to one "
-            f"of the engine, so it must be data*fsdp*tensor={learner}, or both must be multiples of the "
+            f"of the engine, so it must be {device_order.product(sizes)}={learner}, or both must be multiples of the "
             f"{len(own[0])} devices of a process and take all processes"
         )
     if learner % processes or engine % processes:
@@ -92,24 +105,24 @@ def make_split(
             f"mesh: {learner} devices that learn cannot be divided among {processes} processes; the nearest valid "
             f"product is {-(-learner // processes) * processes}"
         )
-    mine, theirs = learner // processes, engine // processes
-    if min(map(len, own)) < mine + theirs:
+    mine, rest = learner // processes, engine // processes
+    if min(map(len, own)) < mine + rest:
         raise ValueError(
-            f"mesh: {mine} devices that learn and mesh.engine={theirs} that generate are needed in each of "
+            f"mesh: {mine} devices that learn and mesh.engine={rest} that generate are needed in each of "
             f"{processes} processes, and {min(map(len, own))} are there; on a CPU "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={mine + theirs} makes them"
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={mine + rest} makes them"
         )
     learners, engines = (
-        [device for some in own for device in some[part]] for part in (slice(mine), slice(mine, mine + theirs))
+        [device for some in own for device in some[part]] for part in (slice(mine), slice(mine, mine + rest))
     )
-    whole = device_order.ordered(learners, (data, fsdp, tensor))
+    whole = device_order.ordered(learners, sizes)
     if processes > 1:  # weights are handed over in pairs, so the engine's devices follow the learner's
         twin = dict(zip(learners, engines, strict=True))
         others = np.array([twin[device] for device in whole.flat], object)
         device_order.check_replicas(others, replica)
     else:
-        others = device_order.ordered(engines, (engine // replica, 1, replica))
-    return _mesh(whole, (data, fsdp, tensor)), _mesh(others, (engine // replica, 1, replica))
+        others = device_order.ordered(engines, theirs)
+    return _mesh(whole, sizes), _mesh(others, theirs)
 
 
 def _whole_processes(
@@ -138,7 +151,7 @@ def _whole_processes(
 def divided(engine: Mesh, stay: int, learner: Mesh) -> tuple[Mesh, Mesh]:
     """Returns an engine's mesh in two parts: `stay` replicas that keep generating, and the others, lent to `learner`.
 
-    Each process keeps its first replicas. The lent part has the shape of `along`.
+    Each process keeps its first replicas. The lent part has the shape of `along`. Experts are not split: the config refuses it.
 
     Raises:
       ValueError: with several processes, a process has an odd number of replicas, so that it cannot lend half. Or it
@@ -163,7 +176,7 @@ def divided(engine: Mesh, stay: int, learner: Mesh) -> tuple[Mesh, Mesh]:
         at = stay * len(own) // replicas(engine)
         kept, gone = kept + own[:at], gone + own[at:]
     of = [[device for replica in some for device in replica] for some in (kept, gone)]
-    return _mesh(of[0], (stay, 1, tensor)), _mesh(of[1], (*along(len(gone), learner.shape[FSDP]), tensor))
+    return _mesh(of[0], (stay, 1, 1, tensor)), _mesh(of[1], (*along(len(gone), learner.shape[FSDP]), 1, tensor))
 
 
 def along(shards: int, fsdp: int) -> tuple[int, int]:
@@ -176,10 +189,10 @@ def along(shards: int, fsdp: int) -> tuple[int, int]:
     return shards // ways, ways
 
 
-def _mesh(devices: Sequence[jax.Device] | np.ndarray, sizes: tuple[int, int, int]) -> Mesh:
+def _mesh(devices: Sequence[jax.Device] | np.ndarray, sizes: tuple[int, int, int, int]) -> Mesh:
     # The order is kept: a part of a mesh has its replicas as they were.
     # Explicit, because the default of jax.make_mesh differs between versions (Auto before 0.9, Explicit after).
-    return Mesh(np.array(devices).reshape(sizes), (DATA, FSDP, TENSOR), axis_types=(AxisType.Auto,) * 3)
+    return Mesh(np.array(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def on_each_host(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
@@ -189,7 +202,7 @@ def on_each_host(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
     own = len(order) // count
     split = next((at for at, size in enumerate(shape) if size % own == 0 and size), None)
     return NamedSharding(
-        _mesh(order, (count, own, 1)), PartitionSpec(*(FSDP if at == split else None for at in range(len(shape))))
+        _mesh(order, (count, own, 1, 1)), PartitionSpec(*(FSDP if at == split else None for at in range(len(shape))))
     )
 
 
@@ -228,8 +241,13 @@ def permuted(home: NamedSharding, rounds: Sequence[Sequence[tuple[int, int]]]) -
 
 
 def replicas(mesh: Mesh) -> int:
-    """Returns data x fsdp: the number of the engine's replicas, and of the shards of a batch."""
+    """Returns data x fsdp: the number of the engine's replicas."""
     return mesh.shape[DATA] * mesh.shape[FSDP]
+
+
+def shards(mesh: Mesh) -> int:
+    """Returns data x expert x fsdp: the number of the parts of the learner's batch."""
+    return math.prod(mesh.shape[axis] for axis in ROWS)
 
 
 def param_shardings(mesh: Mesh, axes: Mapping, room: str) -> Any:
@@ -237,7 +255,8 @@ def param_shardings(mesh: Mesh, axes: Mapping, room: str) -> Any:
 
     Args:
       axes: nested dict, each leaf a tuple of logical names, one per dimension.
-      room: "learner" (embed over fsdp; heads, kv_heads, ffw, vocab over tensor) or "engine" (tensor only).
+      room: "learner" (embed over fsdp; heads, kv_heads, ffw, vocab over tensor; expert over expert) or "engine" (the same
+        without fsdp).
     Raises:
       ValueError: an unknown room or logical name.
     """
@@ -259,7 +278,12 @@ def stacked(sharding: NamedSharding) -> NamedSharding:
 
 
 def check_divisible(
-    mesh: Mesh, axes: Mapping, shapes: Any, room: str, counts: Mapping[str, int] | None = None, tensor: str = TENSOR
+    mesh: Mesh,
+    axes: Mapping,
+    shapes: Any,
+    room: str,
+    counts: Mapping[str, int] | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> None:
     """Refuses weights that the mesh cannot split evenly.
 
@@ -268,7 +292,7 @@ def check_divisible(
       shapes: the same tree with arrays or ShapeDtypeStructs.
       counts: indivisible units of a dimension, by logical name. Example: {"heads": 4, "kv_heads": 2} where a weight
         holds heads*head_dim in one dimension.
-      tensor: what the config calls the size of the axis `tensor`.
+      options: what the config calls the size of a mesh axis, where that is not the axis's name.
     Raises:
       ValueError: one sentence with axis, size, bound and the nearest size of the mesh axis that divides all it splits.
     """
@@ -286,25 +310,26 @@ def check_divisible(
         if size % ways:
             all_sizes = math.gcd(*(n for other, n in sizes.items() if rules.get(other) == rules[name]))
             near = min((n for n in range(1, all_sizes + 1) if all_sizes % n == 0), key=lambda n: (abs(n - ways), n))
-            option = tensor if rules[name] == TENSOR else rules[name]
+            option = rules[name]
             raise ValueError(
-                f"mesh.{option}={ways} does not divide the model's {name}={size}; the nearest valid value is {near}"
+                f"mesh.{(options or {}).get(option, option)}={ways} does not divide the model's {name}={size}; the nearest "
+                f"valid value is {near}"
             )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of [B, ...]: rows of a batch over data x fsdp, all other axes whole."""
-    return NamedSharding(mesh, PartitionSpec((DATA, FSDP)))
+    """Returns the sharding of [B, ...]: rows of a batch over data x expert x fsdp, all other axes whole."""
+    return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
 def embedded_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of [tokens, D] on the way from rows over data x fsdp to D over fsdp: tokens over data alone."""
-    return NamedSharding(mesh, PartitionSpec(DATA, FSDP))
+    """Returns the sharding of [tokens, D] on the way from rows over all of ROWS to D over fsdp: tokens over data x expert."""
+    return NamedSharding(mesh, PartitionSpec(COPIES, FSDP))
 
 
 def heads_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of the learner's [B, T, N or K, H]: rows over data x fsdp, heads over tensor."""
-    return NamedSharding(mesh, PartitionSpec((DATA, FSDP), None, TENSOR))
+    """Returns the sharding of the learner's [B, T, N or K, H]: rows over data x expert x fsdp, heads over tensor."""
+    return NamedSharding(mesh, PartitionSpec(ROWS, None, TENSOR))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -314,7 +339,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def slot_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of [replica, ...] for the engine's slots, rows and pages: replicas over data x fsdp."""
-    return NamedSharding(mesh, PartitionSpec((DATA, FSDP)))
+    return NamedSharding(mesh, PartitionSpec(REPLICAS))
 
 
 def cache_sharding(mesh: Mesh) -> NamedSharding:
@@ -347,25 +372,35 @@ def by_heads(mesh: Mesh, attend: Callable) -> Callable:
 
 
 def by_experts(mesh: Mesh, run: Callable, axes: Mapping[str, tuple], rows: tuple[str, ...] = ()) -> Callable:
-    """Returns `run` such that every device runs it on its own rows and its own part of the experts' matrices.
+    """Returns `run` such that every device runs it on its own part of the experts' matrices, and rows that it needs there.
 
-    `run(x [M, D], experts [M, k], gates [M, k], matrices) -> [M, D]`. A sort by expert of all rows would move each row to
-    every device. Parts of a sum over a split axis of the matrices are added here.
+    `run(x [M, D], experts [M, k], gates [M, k], matrices) -> [M, D]`. Experts count from the first of the given matrices, and
+    `run` leaves out those that have none. A sort by expert of all rows would move each row to every device.
+
+    Devices along the axis `expert` exchange rows, where it splits them, once before `run` and sums once behind it. Never the
+    k copies of a row travel. Parts of a sum over a split axis of the matrices are added here, in an order that no load changes.
 
     Args:
-      axes: logical names of each matrix. "ffw" is split over tensor.
+      axes: logical names of each matrix. "ffw" is split over tensor, and "expert" over expert.
       rows: mesh axes that split the rows. None of them: all devices have the same rows, and the function may be mapped over
         replicas by vmap(..., spmd_axis_name=REPLICAS).
     """
-    mine = PartitionSpec(rows or None)
-    matrices = {
-        name: PartitionSpec(*(TENSOR if one == "ffw" else None for one in names)) for name, names in axes.items()
-    }
+    mine, divided = PartitionSpec(rows or None), mesh.shape[EXPERT] > 1
+    split = {"ffw": TENSOR, "expert": EXPERT}
+    matrices = {name: PartitionSpec(*map(split.get, names)) for name, names in axes.items()}
     alone = run if rows else _one_by_one(run)
 
-    def part(*given: Any) -> jax.Array:
-        out = alone(*given)
-        return jax.lax.psum(out, TENSOR) if mesh.shape[TENSOR] > 1 else out
+    def part(x: jax.Array, ids: jax.Array, gates: jax.Array, given: Mapping[str, jax.Array]) -> jax.Array:
+        if not divided:
+            out = alone(x, ids, gates, given)
+            return jax.lax.psum(out, TENSOR) if mesh.shape[TENSOR] > 1 else out
+        if EXPERT in rows:
+            x, ids, gates = (jax.lax.all_gather(one, EXPERT, tiled=True) for one in (x, ids, gates))
+        first = jax.lax.axis_index(EXPERT) * given["down"].shape[0]
+        out = alone(x, ids - first, gates, given)
+        if EXPERT not in rows:
+            return jax.lax.psum(out, (EXPERT, TENSOR))
+        return jax.lax.psum(jax.lax.psum_scatter(out, EXPERT, tiled=True), TENSOR)
 
     return jax.shard_map(part, mesh=mesh, in_specs=(mine, mine, mine, matrices), out_specs=mine, check_vma=False)
 
@@ -429,11 +464,11 @@ def by_vocab_shards(mesh: Mesh, run: Callable, axis: int, given: str, made: str)
 
     Args:
       axis: of the vocabulary in the matrix.
-      given, made: what each argument and each result is, one letter each: "r" is [B, ...] with rows over data x fsdp,
-        "m" is the matrix, and "h" the matrix as the learner's weights lie. A matrix made must be equal along data.
+      given, made: what each argument and each result is, one letter each: "r" is [B, ...] with rows over ROWS, "m" is
+        the matrix, and "h" the matrix as the learner's weights lie. A matrix made must be equal along COPIES.
     """
     at_home = _spec(("embed", "vocab") if axis else ("vocab", "embed"), LEARNER_RULES)
-    specs = {"r": PartitionSpec(REPLICAS), "m": PartitionSpec(*(None,) * axis, VOCAB_SHARDS), "h": at_home}
+    specs = {"r": PartitionSpec(ROWS), "m": PartitionSpec(*(None,) * axis, VOCAB_SHARDS), "h": at_home}
     ins, outs = (tuple(specs[letter] for letter in letters) for letters in (given, made))
     return jax.shard_map(run, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
 

@@ -29,7 +29,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.parallel.mesh import DATA, FSDP, TENSOR
+from jaxrl_post.parallel.mesh import AXES, EXPERT, FSDP, TENSOR
 
 GROUP = 1 << 28  # bytes; leaves that move in one program have at most so many, unless it is one leaf
 IN_PLACE, IN_PROCESS, BETWEEN_PROCESSES, BETWEEN_SLICES = LINKS = (
@@ -139,19 +139,19 @@ def landing_of(source: NamedSharding, home: NamedSharding) -> NamedSharding:
 
     So every device that receives gets one piece, and as few bytes as possible.
     """
-    shape, there = source.mesh.shape, home.mesh.devices
-    tensor = math.gcd(there.size, shape[TENSOR])
-    fsdp = math.gcd(there.size // tensor, shape[FSDP])
-    return NamedSharding(_reshaped(source.mesh, there, fsdp, tensor), source.spec)
+    there, sizes = home.mesh.devices, {}
+    for axis in (TENSOR, EXPERT, FSDP):
+        sizes[axis] = math.gcd(there.size // math.prod(sizes.values()), source.mesh.shape[axis])
+    return NamedSharding(_reshaped(source.mesh, there, sizes), source.spec)
 
 
 def cut_of(source: NamedSharding, landing: NamedSharding) -> NamedSharding:
     """Returns the sharding over the devices of `source` whose pieces are as large as those of `landing`."""
-    fsdp, tensor = landing.mesh.shape[FSDP], landing.mesh.shape[TENSOR]
+    sizes = {axis: landing.mesh.shape[axis] for axis in (TENSOR, EXPERT, FSDP)}
     own = source.mesh
-    if (own.shape[FSDP], own.shape[TENSOR]) == (fsdp, tensor):
+    if all(own.shape[axis] == size for axis, size in sizes.items()):
         return source
-    return NamedSharding(_reshaped(own, own.devices, fsdp, tensor), source.spec)
+    return NamedSharding(_reshaped(own, own.devices, sizes), source.spec)
 
 
 def _cut(leaf: jax.Array, landing: NamedSharding) -> jax.Array:
@@ -160,9 +160,9 @@ def _cut(leaf: jax.Array, landing: NamedSharding) -> jax.Array:
     return leaf if cut == leaf.sharding else relaid([leaf], [cut])[0]
 
 
-def _reshaped(like: Mesh, devices: Any, fsdp: int, tensor: int) -> Mesh:
-    assert like.axis_names == (DATA, FSDP, TENSOR), like
-    return Mesh(devices.reshape(-1, fsdp, tensor), like.axis_names, axis_types=like.axis_types)
+def _reshaped(like: Mesh, devices: Any, sizes: Mapping[str, int]) -> Mesh:
+    assert like.axis_names == AXES, like
+    return Mesh(devices.reshape(-1, *(sizes[axis] for axis in AXES[1:])), AXES, axis_types=like.axis_types)
 
 
 def _pieces(leaf: jax.Array, landing: NamedSharding) -> dict[jax.Device, jax.Array]:

@@ -432,17 +432,23 @@ class Stop:
 
 
 class Layout(NamedTuple):
-    """The shape of the engine on its devices: `replicas`, each over `tensor` devices.
+    """The shape of the engine on its devices: `replicas`, each over `expert` x `tensor` devices.
 
     With fewer replicas than the devices allow, the last devices of each process stay free.
     """
 
     replicas: int
     tensor: int
+    expert: int = 1
 
     @property
     def devices(self) -> int:
-        return self.replicas * self.tensor
+        return self.replicas * self.replica
+
+    @property
+    def replica(self) -> int:
+        """Devices of each replica."""
+        return self.expert * self.tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ def made(
         pace=pace,
     )
     if s.lend:
-        all_of_them, half = (Layout(count, config.mesh.replica) for count in (config.replicas, config.staying))
+        all_of_them, half = (Layout(count, config.mesh.engine_parts) for count in (config.replicas, config.staying))
         scheduler = Lending(
             scheduler,
             all_of_them=all_of_them,

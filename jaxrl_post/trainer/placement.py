@@ -41,10 +41,10 @@ def check(
     """
     for mesh in every:
         meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "learner")
-        ways = meshes.replicas(mesh)
+        ways = meshes.shards(mesh)
         if batch.rows % ways:
             raise ValueError(
-                f"batch.rows={batch.rows} must be a multiple of mesh.data*mesh.fsdp={ways}; the nearest valid "
+                f"batch.rows={batch.rows} must be a multiple of mesh.data*mesh.fsdp*mesh.expert={ways}; the nearest valid "
                 f"value is {-(-batch.rows // ways) * ways}"
             )
     if algorithm.needs_reference and reference is None:

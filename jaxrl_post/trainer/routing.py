@@ -84,7 +84,7 @@ def of_batch(
         )
         return ids, jax.tree.map(jnp.add, routed, added)
 
-    return experts.Routing(choose, functools.partial(meshes.by_experts, mesh, rows=meshes.REPLICAS))
+    return experts.Routing(choose, functools.partial(meshes.by_experts, mesh, rows=meshes.ROWS))
 
 
 def _differ(one: Int[Array, "BT k"], other: Int[Array, "BT k"]) -> Array:

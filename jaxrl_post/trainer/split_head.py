@@ -93,7 +93,7 @@ def chosen(
 
     Args:
       policy: the tree of params. Its head, or its tied embedding, is differentiated.
-      hidden: rows over data x fsdp, whole along tensor.
+      hidden: rows over data x expert x fsdp, whole along tensor.
       chunk: tokens, over all rows, whose logits may exist at once.
       kept: as in algorithms.logprobs.chosen.
     """
@@ -199,7 +199,7 @@ def _slopes_of_shard(
     pieces = _cut(head, hidden), tuple(_cut(head, _gathered(x)) for x in (targets, *per_token))
     pieces = (*pieces, _cut(head, _gathered(kept)))
     of_matrix, parts = jax.lax.scan(one, jnp.zeros(matrix.shape, head.wide), pieces)
-    return _joined(parts, hidden.shape[1]), head.exchange(jax.lax.psum(of_matrix, meshes.DATA), 1 - head.axis)
+    return _joined(parts, hidden.shape[1]), head.exchange(jax.lax.psum(of_matrix, meshes.COPIES), 1 - head.axis)
 
 
 def _at_once(matrix: Array, cut: int) -> Array:

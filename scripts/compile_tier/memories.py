@@ -99,8 +99,7 @@ def compiled(model: str, where: str, given: tuple[str, ...], commits: bool = Fal
     device_less.take_none()
     there = chips.read(where)
     config = resolve(default(), [f"model.preset={model}", *ALWAYS, *given])
-    m = config.mesh
-    mesh = device_less.mesh(there, (m.data, m.fsdp, m.tensor))
+    mesh = device_less.mesh(there, config.mesh.sizes)
     devices = build.DevicePlan(learner=mesh, engine={}, lent=None)
     learner = build.learner(config, PRESETS[model], decoder.abstract(PRESETS[model]), devices)
     out: dict = {}

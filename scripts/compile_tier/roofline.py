@@ -171,8 +171,9 @@ def _layouts(target: str) -> tuple[list, list]:
     from jaxrl_post.parallel import mesh as meshes
 
     model, (where, fsdp), ways = PRESETS["qwen2_5_7b"], TRAINED[target], TENSOR[target]
-    ours = device_less.mesh(chips.read(where), (1, fsdp, 1))
-    theirs = jax.sharding.Mesh(ours.devices.reshape(fsdp // ways, 1, ways), ours.axis_names, axis_types=ours.axis_types)
+    ours = device_less.mesh(chips.read(where), (1, fsdp, 1, 1))
+    apart = ours.devices.reshape(fsdp // ways, 1, 1, ways)
+    theirs = jax.sharding.Mesh(apart, ours.axis_names, axis_types=ours.axis_types)
     axes, shapes = decoder.axes(model), decoder.abstract(model)
     old, new = (
         jax.tree.leaves(meshes.param_shardings(mesh, axes, room))

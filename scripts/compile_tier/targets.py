@@ -53,8 +53,9 @@ class Target:
 
 def mesh_of(devices, axes: tuple[int, int, int]) -> Mesh:
     """Returns a mesh of the first devices."""
-    chosen = np.array(devices[: int(np.prod(axes))]).reshape(axes)
-    return Mesh(chosen, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    (data, fsdp, tensor), names = axes, ("data", "fsdp", "expert", "tensor")
+    chosen = np.array(devices[: int(np.prod(axes))]).reshape(data, fsdp, 1, tensor)
+    return Mesh(chosen, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 PROJECTIONS = ("q", "k", "v")  # [D, heads, H] is tiled over heads and H, and multiplied over D

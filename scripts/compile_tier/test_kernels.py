@@ -161,7 +161,7 @@ SPILLED = pytest.param(
 @pytest.mark.parametrize("where, width", [("a100", 64), ("a100", 128), ("l4", 64), ("l4", 128), ("b200", 64), SPILLED])
 def test_tiles_of_a_run_on_other_gpus(where, width):
     """They are those that fit into the registers of a Hopper."""
-    assert_nothing_is_spilled(device_less.mesh(chips.read(where), (1, 1, 1)), width)
+    assert_nothing_is_spilled(device_less.mesh(chips.read(where), (1, 1, 1, 1)), width)
 
 
 def assert_nothing_is_spilled(mesh, width, **how):

@@ -73,7 +73,7 @@ def learner_of(step: Step, layers: int | None = None):
     """Returns the learner that a run of this shape builds, over a slice that is not there."""
     model = PRESETS[step.model]
     model = model if layers is None else dataclasses.replace(model, layers=layers, windows=())
-    return on_mesh(step, model, device_less.mesh(chips.read(step.where), step.mesh)), model
+    return on_mesh(step, model, device_less.mesh(chips.read(step.where), (*step.mesh[:2], 1, step.mesh[2]))), model
 
 
 def on_mesh(step: Step, model: decoder.ModelConfig, mesh: jax.sharding.Mesh):
@@ -195,7 +195,7 @@ def test_commit(step, table):
 def test_other_gpus(where, table):
     """The train step of Qwen2.5-0.5B, with the kernel from Ampere on."""
     step, model, chip = Step("qwen2_5_0_5b", where, (1, 1, 1), 2048), PRESETS["qwen2_5_0_5b"], chips.read(where).chip
-    mesh = device_less.mesh(chips.read(where), (1, 1, 1))
+    mesh = device_less.mesh(chips.read(where), (1, 1, 1, 1))
     learner = on_mesh(step, model, mesh)
     program, shapes = learner.jitted()["accumulate"]
     begun = time.process_time()
@@ -209,7 +209,7 @@ def test_other_gpus(where, table):
 def test_head(where, mesh, table):
     """The split head alone, forward and backward."""
     model, tokens = PRESETS["qwen2_5_7b"], 4096
-    placed = device_less.mesh(chips.read(where), mesh)
+    placed = device_less.mesh(chips.read(where), (*mesh[:2], 1, mesh[2]))
     rows = meshes.batch_sharding(placed)
     home = meshes.param_shardings(placed, decoder.axes(model), "learner")["head"]
 
@@ -235,7 +235,7 @@ def test_head(where, mesh, table):
 def test_attention(where, tokens, table):
     """Attention of one layer and one row, forward and backward."""
     model, bound = PRESETS["qwen2_5_7b"], ATTENTION[tokens]
-    mesh = device_less.mesh(chips.read(where), (1, 1, 1))
+    mesh = device_less.mesh(chips.read(where), (1, 1, 1, 1))
     sizes = dict(heads=model.heads, kv_heads=model.kv_heads, head_dim=model.head_dim, tokens=tokens)
     kernel, line = choice.of_packed_rows(mesh.devices.flat[0], jnp.bfloat16, **sizes)
     assert kernel is not None, line

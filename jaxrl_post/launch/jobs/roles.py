@@ -60,8 +60,8 @@ def of(config: Config, model: decoder.ModelConfig, devices: Sequence[PlannedDevi
     """
     plan = build.device_plan(config, devices)
     sent = _sent(config, model, plan)
-    tensor = plan.first.shape[meshes.TENSOR]
-    replicas = [{device.process_index for device in one} for one in plan.first.devices.reshape(-1, tensor)]
+    size = plan.first.shape[meshes.EXPERT] * plan.first.shape[meshes.TENSOR]
+    replicas = [{device.process_index for device in one} for one in plan.first.devices.reshape(-1, size)]
     learns, generates = (
         Counter(device.process_index for device in mesh.devices.flat) for mesh in (plan.learner, plan.first)
     )

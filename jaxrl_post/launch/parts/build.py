@@ -88,15 +88,17 @@ def device_plan(config: Config, devices: Sequence[Any] | None = None) -> DeviceP
         hosts generate, which the run's additions or a second model do not allow.
     """
     m, every = config.mesh, layouts(config)
-    sizes = m.data, m.fsdp, m.tensor
-    shared = None if m.engine else meshes.make_mesh(*sizes, devices)
-    learner, own = (shared, shared) if shared else meshes.make_split(*sizes, m.engine, m.replica, devices)
+    sizes, inner = (m.data, m.fsdp, m.tensor), (m.engine_parts, m.engine_experts)
+    shared = None if m.engine else meshes.make_mesh(*sizes, devices, m.expert)
+    split = functools.partial(meshes.make_split, *sizes, m.engine, inner[0], devices, m.expert, inner[1])
+    learner, own = (shared, shared) if shared else split()
     staying, lent = meshes.divided(own, config.staying, learner) if config.lent else (None, None)
 
     def mesh_of(layout: Layout) -> jax.sharding.Mesh:
         mesh = own
-        if shared and layout.tensor != m.tensor:
-            mesh = meshes.make_mesh(config.generating // layout.tensor, 1, layout.tensor, devices)
+        if shared and (layout.tensor, layout.expert) != (m.tensor, m.expert):
+            count = config.generating // layout.replica
+            mesh = meshes.make_mesh(count, 1, layout.tensor, devices, layout.expert)
         return mesh if layout.devices == mesh.size else staying
 
     plan = DevicePlan(learner=learner, engine={layout: mesh_of(layout) for layout in every}, lent=lent)
@@ -106,10 +108,15 @@ def device_plan(config: Config, devices: Sequence[Any] | None = None) -> DeviceP
 
 
 def layouts(config: Config) -> tuple[Layout, ...]:
-    """Layouts that the engine is compiled for. The engine begins in the first, that of the config's mesh."""
-    tensors = config.mesh.replica, *config.engine.layouts
-    lending = [Layout(config.staying, config.mesh.replica)] if config.lent else []
-    return (*(Layout(config.generating // tensor, tensor) for tensor in tensors), *lending)
+    """Layouts that the engine is compiled for. The engine begins in the first, that of the config's mesh.
+
+    All of them divide the experts alike.
+    """
+    m = config.mesh
+    sizes = m.replica, *config.engine.layouts
+    lending = [Layout(config.staying, m.engine_parts)] if config.lent else []
+    every = (Layout(config.generating // size, size // m.engine_experts, m.engine_experts) for size in sizes)
+    return (*every, *lending)
 
 
 def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: DevicePlan, adapter: str = "") -> Learner:
@@ -193,7 +200,7 @@ def engine_sizes(config: Config, layout: Layout, model: decoder.ModelConfig | No
 
     model: whose routes are recorded, where it has experts. None: none are.
     """
-    c, more = config.engine, layout.tensor // config.mesh.replica
+    c, more = config.engine, layout.replica // config.mesh.replica
     return EngineSettings(
         replicas=layout.replicas,
         slots=c.slots * more,
@@ -233,7 +240,7 @@ def replicas(
             else step_cost.decode(
                 jax.devices()[0].device_kind,
                 shape,
-                tensor=layout.tensor,
+                tensor=layout.replica,
                 per_collective_s=2 * model.layers * COLLECTIVE_S,
             )
         )

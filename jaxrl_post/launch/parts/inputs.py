@@ -123,14 +123,20 @@ def policy(config: Config) -> PolicyFiles:
 
 
 def _check_routers(config: Config, model: decoder.ModelConfig) -> None:
-    """Refuses options about routers for a model that has none."""
+    """Refuses options about routers and experts for a model that has none."""
     if model.experts is not None:
         return
-    for name in ("router_aux_loss_coef", "router_z_loss_coef", "router_replay"):
-        if value := getattr(config.algorithm, name):
-            off = type(value)(0)
+    c = config.algorithm
+    for name, value, off in (
+        ("algorithm.router_aux_loss_coef", c.router_aux_loss_coef, 0.0),
+        ("algorithm.router_z_loss_coef", c.router_z_loss_coef, 0.0),
+        ("algorithm.router_replay", c.router_replay, False),
+        ("mesh.expert", config.mesh.expert, 1),
+        ("mesh.engine_expert", config.mesh.engine_experts, 1),
+    ):
+        if value != off:
             raise ValueError(
-                f"algorithm.{name}={value}: the model {config.model.path or config.model.preset} has no experts and no router; "
+                f"{name}={value}: the model {config.model.path or config.model.preset} has no experts and no router; "
                 f"the nearest valid value is {off}"
             )
 

@@ -271,13 +271,14 @@ def _run(folder: Path) -> dict | None:
 
 def _options(run_config: Mapping, model: Mapping) -> dict[str, Any]:
     """Returns the options of a run that its policy keeps."""
-    engine, tensor = run_config["engine"], run_config["mesh"]["engine_tensor"] or run_config["mesh"]["tensor"]
+    engine, own = run_config["engine"], run_config["mesh"]
+    tensor, expert = (own.get(f"engine_{axis}") or own.get(axis, 1) for axis in ("tensor", "expert"))
     return {
         "seed": run_config["seed"],
         "model": {name: model[name] for name in ("path", "preset", "tokenizer") if name in model},
         "engine": {name: engine[name] for name in _ENGINE if name in engine},
         "sampling": dict(run_config["sampling"]),
-        "mesh": {"tensor": tensor} if tensor <= jax.device_count() else {},
+        "mesh": {"tensor": tensor, "expert": expert} if tensor * expert <= jax.device_count() else {},
         "data": _reading(run_config["data"]) | {"train": f"{OWN}rows"},
         "reward": _rewards(run_config),
         "eval": {"prompts": 0},

@@ -76,7 +76,8 @@ def estimate(config: Config, model: decoder.ModelConfig, shards: int, platform: 
     if config.lora.rank:  # frozen weights have no gradient
         return layers + max(working, logits)
     scanned = on(config.model.scan_layers, platform)
-    own = model.layers * _layer_weights(model) // (math.gcd(shards, config.mesh.fsdp) * config.mesh.tensor)
+    parts = math.gcd(shards, config.mesh.fsdp) * config.mesh.tensor
+    own = model.layers * _layer_weights(model, config.mesh.expert) // parts
     stack = stacked(config, own, platform)
     # Layers that are not stacked have a new gradient too, each leaf its own. `stacked` counts that of the others.
     apart = 0 if scanned else SIZES["float32"] * own
@@ -93,10 +94,10 @@ def stacked(config: Config, layers: int, platform: str) -> int:
     return copies * SIZES[config.model.compute_dtype] * layers if on(config.model.scan_layers, platform) else 0
 
 
-def _layer_weights(model: decoder.ModelConfig) -> int:
-    """Returns the weights of the matrices of the largest layer."""
+def _layer_weights(model: decoder.ModelConfig, parts: int) -> int:
+    """Returns the weights of the matrices of the largest layer, on one of `parts` devices that divide its experts."""
     m, e = model, model.experts
-    inner = m.ffw if e is None else max(e.count * e.ffw + e.shared_ffw, m.ffw if e.dense_layers else 0)
+    inner = m.ffw if e is None else max(e.count // parts * e.ffw + e.shared_ffw, m.ffw if e.dense_layers else 0)
     return m.embed * (2 * m.heads + 2 * m.kv_heads) * m.head_dim + 3 * m.embed * inner
 
 
@@ -111,7 +112,7 @@ def _matrices(config: Config, model: decoder.ModelConfig, platform: str) -> int:
     """
     if config.mesh.fsdp == 1:
         return 0
-    size = SIZES[config.model.compute_dtype] * _layer_weights(model)
+    size = SIZES[config.model.compute_dtype] * _layer_weights(model, config.mesh.expert)
     return 5 * size if platform == "tpu" else size // config.mesh.tensor
 
 
@@ -119,11 +120,13 @@ def _one_layer(config: Config, model: decoder.ModelConfig) -> int:
     """Returns the values of a token in one layer.
 
     They are the residual stream twice, q, k, v, o, both halves of the gated feed-forward and their product. With experts also
-    the token's copies that go to its experts and come back.
+    the token's copies that go to its experts and come back. A device that has a part of the experts has room for all tokens
+    of those with the other parts.
     """
     m, ways = model, config.mesh.tensor
     copies = 2 * m.experts.per_token * m.embed if m.experts else 0
-    return 2 * m.embed + copies + (2 * m.heads + 2 * m.kv_heads) * m.head_dim // ways + 3 * m.widest // ways
+    gathered = config.mesh.expert * (copies + 3 * m.widest // ways)
+    return 2 * m.embed + gathered + (2 * m.heads + 2 * m.kv_heads) * m.head_dim // ways
 
 
 def _attention(config: Config, model: decoder.ModelConfig, shards: int, platform: str, flash: bool) -> int:
@@ -157,7 +160,7 @@ def _head(config: Config, model: decoder.ModelConfig, shards: int, platform: str
         part = model.vocab_size // ways
     else:
         part = -(-model.vocab_size // parts)
-        chunk = min(-(-config.batch.head_chunk // config.mesh.data), _tokens(config, shards) * config.mesh.fsdp)
+        chunk = min(-(-config.batch.head_chunk // config.mesh.copies), _tokens(config, shards) * config.mesh.fsdp)
     copies = 2 if shards > math.gcd(shards, config.mesh.fsdp) else 1
     return (2 + compared) * chunk * part * 4 + part * model.embed * size, copies * part * model.embed * 4
 

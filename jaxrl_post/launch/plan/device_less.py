@@ -79,8 +79,8 @@ def is_there(where: Slice) -> bool:
     return bool(where.chip.target) and where.slices == 1 and any(map(_found, WHEELS[where.chip.platform]))
 
 
-def mesh(where: Slice, sizes: tuple[int, int, int], kind: str = "") -> Mesh:
-    """Returns a mesh of `sizes` (data, fsdp, tensor) over the slice's first devices. It can only be compiled for.
+def mesh(where: Slice, sizes: tuple[int, int, int, int], kind: str = "") -> Mesh:
+    """Returns a mesh of `sizes` (data, fsdp, expert, tensor) over the slice's first devices. It can only be compiled for.
 
     `kind`: what a GPU calls itself; by default a kind with its capability. `take_none` must have been called before.
     """
@@ -92,11 +92,7 @@ def mesh(where: Slice, sizes: tuple[int, int, int], kind: str = "") -> Mesh:
         how = {"target_config": _told(chip, kind), "topology": where.topology}
     platform = "cuda" if chip.platform == "gpu" else chip.platform
     devices = topologies.get_topology_desc(platform=platform, **how).devices
-    return Mesh(
-        np.array(devices[:wanted]).reshape(sizes),
-        (meshes.DATA, meshes.FSDP, meshes.TENSOR),
-        axis_types=(AxisType.Auto,) * 3,
-    )
+    return Mesh(np.array(devices[:wanted]).reshape(sizes), meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def _told(chip: Device, kind: str) -> str:

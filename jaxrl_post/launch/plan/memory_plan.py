@@ -144,7 +144,7 @@ def memory(
       ValueError: the mesh does not divide the model or the teacher, or nothing says the shape of the teacher.
     """
     m, shapes = config.mesh, decoder.abstract(model)
-    homes = _homes(model, _mesh(m.data, m.fsdp, m.tensor), "learner", "tensor")
+    homes = _homes(model, _mesh(*m.sizes), "learner")
     learner = _elements(shapes, homes)
     critic = config.algorithm.needs_critic and config.critic.trunk == "own"
     trained = _additions(config, model) if config.lora.rank else learner
@@ -194,8 +194,8 @@ def _records(config: Config, width: int) -> tuple[Item, ...]:
 
 def _additions(config: Config, model: decoder.ModelConfig) -> int:
     """Returns the numbers of low-rank additions on one device that learns."""
-    m, added = config.mesh, adapter.adapting(config.lora, model)
-    homes = meshes.param_shardings(_mesh(m.data, m.fsdp, m.tensor), lora.axes(added).adapter, "learner")
+    added = adapter.adapting(config.lora, model)
+    homes = meshes.param_shardings(_mesh(*config.mesh.sizes), lora.axes(added).adapter, "learner")
     return _elements(lora.abstract(added).adapter, homes)
 
 
@@ -240,8 +240,8 @@ def _critic(config: Config, elements: int) -> tuple[Item, ...]:
 
 def _teacher(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
     """Returns the weights of the teacher. Its forward pass has the room of the policy's backward pass."""
-    m, own, dtype = config.mesh, second_models.teacher_shape(config, model), config.teacher.dtype
-    elements = _elements(decoder.abstract(own), _homes(own, _mesh(m.data, m.fsdp, m.tensor), "learner", "tensor"))
+    own, dtype = second_models.teacher_shape(config, model), config.teacher.dtype
+    elements = _elements(decoder.abstract(own), _homes(own, _mesh(*config.mesh.sizes), "learner"))
     return (Item(Kind.TEACHER, f"weights (teacher, {dtype})", SIZES[dtype] * elements),)
 
 
@@ -256,7 +256,7 @@ def reward_model(config: Config, model: decoder.ModelConfig | None) -> tuple[Ite
 
 def judge(config: Config, own: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
     """Returns what a judge of this shape holds. `own`: the settings of its engine (second_models.judge_settings)."""
-    homes, dtype = _homes(model, _mesh(own.replicas, 1, own.mesh.replica), "engine", "tensor"), own.engine.dtype
+    homes, dtype = _homes(model, _mesh(own.replicas, 1, 1, own.mesh.replica), "engine"), own.engine.dtype
     size = SIZES[dtype] * _elements(decoder.abstract(model), homes)
     kind = Kind.JUDGE_AWAKE if config.judge.asleep else Kind.JUDGE
     pages = f"KV pages (judge, {own.pages} of {own.engine.page_size} tokens, {dtype})"
@@ -267,7 +267,7 @@ def judge(config: Config, own: Config, model: decoder.ModelConfig) -> tuple[Item
 def _lent(config: Config, model: decoder.ModelConfig, platform: str, flash: bool) -> tuple[Item, ...]:
     """Returns what a device holds while it is lent. Its mesh is that of mesh.divided."""
     shards, shapes = config.lent_shards, decoder.abstract(model)
-    mesh = _mesh(*meshes.along(shards, config.mesh.fsdp), config.mesh.tensor)
+    mesh = _mesh(*meshes.along(shards, config.mesh.fsdp), 1, config.mesh.tensor)
     homes = meshes.param_shardings(mesh, decoder.axes(model), "learner")
     elements, layers = _elements(shapes, homes), _elements(shapes["layers"], homes["layers"])
     sums = config.optimizer.sums_dtype
@@ -279,23 +279,23 @@ def _lent(config: Config, model: decoder.ModelConfig, platform: str, flash: bool
     )
 
 
-def _mesh(data: int, fsdp: int, tensor: int) -> AbstractMesh:
-    return AbstractMesh(
-        (data, fsdp, tensor), (meshes.DATA, meshes.FSDP, meshes.TENSOR), axis_types=(AxisType.Auto,) * 3
-    )
+def _mesh(data: int, fsdp: int, expert: int, tensor: int) -> AbstractMesh:
+    return AbstractMesh((data, fsdp, expert, tensor), meshes.AXES, axis_types=(AxisType.Auto,) * len(meshes.AXES))
 
 
-def _homes(model: decoder.ModelConfig, mesh: AbstractMesh, room: str, option: str) -> Any:
-    """Returns the sharding of every weight. Refuses a mesh that does not divide them, by the option's name."""
+def _homes(model: decoder.ModelConfig, mesh: AbstractMesh, room: str, options: Mapping[str, str] | None = None) -> Any:
+    """Returns the sharding of every weight. Refuses a mesh that does not divide them. `options`: as in check_divisible."""
     axes, counts = decoder.axes(model), {"heads": model.heads, "kv_heads": model.kv_heads}
-    meshes.check_divisible(mesh, axes, decoder.abstract(model), room, counts, tensor=option)
+    meshes.check_divisible(mesh, axes, decoder.abstract(model), room, counts, options)
     return meshes.param_shardings(mesh, axes, room)
 
 
 def _engine_homes(config: Config, model: decoder.ModelConfig) -> Any:
     """Returns the sharding of every weight of a model of this shape that lies with the engine."""
-    option = "engine_tensor" if config.mesh.engine_tensor else "tensor"
-    return _homes(model, _mesh(config.replicas, 1, config.mesh.replica), "engine", option)
+    m = config.mesh
+    own = {"tensor": m.engine_tensor, "expert": m.engine_expert}
+    mesh = _mesh(config.replicas, 1, m.engine_experts, m.engine_parts)
+    return _homes(model, mesh, "engine", {axis: f"engine_{axis}" for axis, size in own.items() if size})
 
 
 def by_device(config: Config, items: Sequence[Item]) -> dict[str, tuple[Item, ...]]:
@@ -357,7 +357,8 @@ def process(
     on_hosts = {Kind.OFFLOADED: config.mesh.learner, Kind.JUDGE_ASLEEP: config.mesh.replica}
     kept = [item for item in items if item.kind not in (Kind.ACTIVATIONS, *on_hosts) and item.bytes]
     waiting = {item.what: on_hosts[item.kind] * item.bytes for item in items if item.kind in on_hosts}
-    largest, shards = max(temporaries, key=lambda name: temporaries[name]), config.mesh.fsdp * config.mesh.tensor
+    # Of weights that are no experts this is more than there are: they are copied along expert.
+    largest, shards = max(temporaries, key=lambda name: temporaries[name]), math.prod(config.mesh.sizes[1:])
     copied = {kind: shards * sum(item.bytes for item in kept if item.kind is kind and not item.lent) for kind in Kind}
     saved = {}
     if config.checkpoint.every:
@@ -421,7 +422,7 @@ def swap_case(config: Config) -> str:
 
     Of low-rank additions: "merge", or "relayout and merge".
     """
-    apart = config.mesh.fsdp > 1 or config.mesh.engine or config.mesh.replica != config.mesh.tensor
+    apart = config.mesh.fsdp > 1 or config.mesh.engine or not config.mesh.alike
     if config.lora.rank:
         return "relayout and merge" if apart else "merge"
     if apart:
@@ -440,7 +441,7 @@ def _cache(config: Config, model: decoder.ModelConfig) -> int:
     if config.engine.name != "rows" and not config.eval.prompts:
         return 0
     positions = config.pages * config.engine.page_size
-    heads = model.kv_heads // config.mesh.replica
+    heads = model.kv_heads // config.mesh.engine_parts
     return 2 * model.layers * positions * heads * model.head_dim * SIZES[config.engine.dtype]
 
 

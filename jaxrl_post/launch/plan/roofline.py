@@ -66,14 +66,17 @@ def seconds(
 def engine_step(config: Config, model: decoder.ModelConfig, where: Slice, prompt: int) -> DecodeCost:
     """Returns the seconds of an engine step of all replicas together, by rows and context of the fullest one.
 
+    Devices that divide the experts do all else alike, and so count as one.
+
     Args:
       prompt: tokens of a prompt.
     """
-    ways, size, steps = config.mesh.replica, activations.SIZES[config.engine.dtype], config.engine.steps_per_dispatch
+    m, ways = config.mesh, config.mesh.engine_parts
+    size, steps = activations.SIZES[config.engine.dtype], config.engine.steps_per_dispatch
     memory, arithmetic = where.chip.bandwidth * MEMORY * ways, where.chip.flops * PREFILL * ways
     prompt = max(prompt, 1)
     return DecodeCost(
-        weights_s=size * parameters(model) / memory,
+        weights_s=size * _held(model, m.engine_experts) / memory,
         token_s=2 * model.layers * model.kv_heads * model.head_dim * size / memory,
         row_s=2 * used(model) / arithmetic,
         fixed_s=_sums(config, model) + DISPATCH_S / steps,
@@ -113,13 +116,22 @@ def parameters(model: decoder.ModelConfig) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(model)))
 
 
+def _held(model: decoder.ModelConfig, parts: int) -> int:
+    """Returns the number of weights on each of `parts` devices that divide the experts and nothing else."""
+    count = model.experts.count if model.experts else 0
+    return parameters(model) - (count - count // parts) * _expert(model)
+
+
 def used(model: decoder.ModelConfig) -> int:
     """Returns the number of weights that a token is multiplied by: of the experts, those that it goes to."""
     e = model.experts
-    if e is None:
-        return parameters(model)
-    each = 3 * model.embed * e.ffw * len(model.expert_layers)
-    return parameters(model) - (e.count - e.per_token) * each
+    return parameters(model) - (e.count - e.per_token) * _expert(model) if e else parameters(model)
+
+
+def _expert(model: decoder.ModelConfig) -> int:
+    """Returns the number of weights of one expert, in all layers together."""
+    e = model.experts
+    return 3 * model.embed * e.ffw * len(model.expert_layers) if e else 0
 
 
 def _trained(config: Config, model: decoder.ModelConfig) -> int:
@@ -132,21 +144,25 @@ def _trained(config: Config, model: decoder.ModelConfig) -> int:
 def train_collectives(config: Config, model: decoder.ModelConfig, where: Slice, batches: int) -> float:
     """Returns the seconds of links in `batches` micro-batches of the learner.
 
-    A device sends weights twice and gradients once a micro-batch, and the activations of a divided layer."""
-    m = config.mesh
-    trained = _trained(config, model)
-    spread = (m.fsdp - 1) / m.fsdp / m.tensor * (2 * BF16 * parameters(model) + BF16 * trained)
+    A device sends weights twice and gradients once a micro-batch, and the activations of a divided layer. Devices that divide
+    the experts send each other rows, and get float32 sums back."""
+    m, held = config.mesh, _held(model, config.mesh.expert)
+    trained = _trained(config, model) if config.lora.rank else held
+    spread = (m.fsdp - 1) / m.fsdp / m.tensor * (2 * BF16 * held + BF16 * trained)
     seconds = batches * spread / (where.link(m.fsdp * m.tensor) * LINKS)
     tokens = config.batch.rows // m.shards * config.batch.tokens
     if m.tensor > 1:  # two sums a layer, forward, again and backward; a sum sends twice its bytes
         sums = 6 * model.layers * 2 * (m.tensor - 1) / m.tensor * tokens * model.embed * BF16
         seconds += batches * sums / (where.link(m.tensor) * LINKS)
+    if m.expert > 1 and model.experts:  # forward, again and backward
+        rows = 3 * (model.layers - len(model.experts.dense_layers)) * (m.expert - 1) * tokens * model.embed * (BF16 + 4)
+        seconds += batches * rows / (where.link(m.expert * m.tensor) * LINKS)
     if m.fsdp * m.tensor > 1:  # the head's activations: gathered twice, and their gradient comes back
         head = 3 * tokens * m.fsdp * model.embed * BF16
         seconds += batches * head / (where.link(m.fsdp * m.tensor) * LINKS)
-    if m.data > 1:
-        held = trained / (m.fsdp * m.tensor) * activations.SIZES[config.optimizer.sums_dtype]
-        seconds += batches * 2 * (m.data - 1) / m.data * held / (where.link(m.learner) * LINKS)
+    if m.copies > 1:
+        sums = trained / (m.fsdp * m.tensor) * activations.SIZES[config.optimizer.sums_dtype]
+        seconds += batches * 2 * (m.copies - 1) / m.copies * sums / (where.link(m.learner) * LINKS)
     return seconds
 
 
@@ -155,11 +171,12 @@ def publish(config: Config, model: decoder.ModelConfig, where: Slice) -> float:
 
     Each device gets its part of a replica's weights, less what it has. The nearest copy is of fsdp x tensor devices."""
     m, size = config.mesh, activations.SIZES[config.engine.dtype]
-    if m.fsdp == 1 and not m.engine and m.replica == m.tensor:
-        return parameters(model) / m.replica * (4 + size) / (where.chip.bandwidth * MEMORY)  # a cast in place
-    got = parameters(model) * size / m.replica
+    held = _held(model, m.engine_experts)
+    if m.fsdp == 1 and not m.engine and m.alike:
+        return held / m.engine_parts * (4 + size) / (where.chip.bandwidth * MEMORY)  # a cast in place
+    got = held * size / m.engine_parts
     if config.lora.rank:  # additions travel as float32; then matrices are read and written where they are
-        merged = parameters(model) / m.replica * (activations.SIZES[config.lora.base_dtype] + size)
-        got = 4 * _trained(config, model) / m.replica
+        merged = held / m.engine_parts * (activations.SIZES[config.lora.base_dtype] + size)
+        got = 4 * _trained(config, model) / m.engine_parts
         return got / (where.link(m.fsdp * m.tensor) * LINKS) + merged / (where.chip.bandwidth * MEMORY)
     return got / (where.link(m.fsdp * m.tensor) * LINKS)

@@ -21,6 +21,7 @@ from jaxrl_post.launch.plan import device_less, memory_plan, mode_choice, roofli
 from jaxrl_post.launch.plan.chips import Slice
 from jaxrl_post.launch.plan.memory_plan import Item, Kind
 from jaxrl_post.models import decoder
+from jaxrl_post.parallel import device_order
 from jaxrl_post.parallel.devices import MIB
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.simulate import observed, trial
@@ -72,15 +73,16 @@ def check_devices(config: Config, where: Slice) -> None:
     m = config.mesh
     if config.devices == where.devices:
         return
-    others = m.data * m.tensor
+    others = m.copies * m.tensor
     fsdp = (where.devices - m.engine) // others
     near = (
         f"mesh.fsdp={fsdp}" if fsdp > 0 and fsdp * others + m.engine == where.devices else f"mesh.fsdp={where.devices}"
     )
-    more = "" if near == f"mesh.fsdp={fsdp}" else " with data, tensor and engine as they are by default"
+    more = "" if near == f"mesh.fsdp={fsdp}" else " with all other sizes as they are by default"
+    sizes = device_order.shown(m.sizes)
     raise ValueError(
-        f"--slice={where.name} has {where.devices} devices, and the mesh data*fsdp*tensor+engine={m.data}*{m.fsdp}*"
-        f"{m.tensor}+{m.engine} takes {config.devices}; the nearest valid value is {near}{more}"
+        f"--slice={where.name} has {where.devices} devices, and the mesh {'*'.join(sizes)}+engine="
+        f"{'*'.join(map(str, sizes.values()))}+{m.engine} takes {config.devices}; the nearest valid value is {near}{more}"
     )
 
 
@@ -116,8 +118,7 @@ def compiled(config: Config, model: decoder.ModelConfig, where: Slice) -> Tempor
     """Returns the temporaries of the gradient and of the optimizer's step by this slice's compiler, or None without it."""
     if config.lent or not device_less.is_there(where):
         return None
-    m = config.mesh
-    mesh = device_less.mesh(where, (m.data, m.fsdp, m.tensor))
+    mesh = device_less.mesh(where, config.mesh.sizes)
     learner = build.learner(
         config, model, decoder.abstract(model), build.DevicePlan(learner=mesh, engine={}, lent=None)
     )
@@ -158,8 +159,8 @@ def _changes(config: Config, model: decoder.ModelConfig) -> Iterator[str]:
     shared = not c.mesh.engine and c.engine.name == "rows"
     if shared and not c.engine.sleep and not c.lent:
         yield "engine.sleep=true"
-    most = math.gcd(model.kv_heads, c.generating)
-    ways = [n for n in range(c.mesh.replica + 1, most + 1) if most % n == 0]
+    most = math.gcd(model.kv_heads, c.generating // c.mesh.engine_experts)
+    ways = [n for n in range(c.mesh.engine_parts + 1, most + 1) if most % n == 0]
     if ways and not c.engine.layouts and not c.lent:
         yield f"mesh.engine_tensor={ways[0]}"
     if not c.model.remat:
