@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import engine_lab as lab
 import gradient_arms as arms
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,8 @@ from jaxrl_post.parallel import mesh as meshes
 
 OWN = Experts(8, 3, 24, biased=True)
 MODEL = dataclasses.replace(made_groups.MODEL, experts=Experts(8, 2, 24, shared_ffw=16))
+SAMPLED = dataclasses.replace(lab.TINY, experts=Experts(8, 2, 24, renormalised=False, shared_ffw=16))  # by the engine
+ROUTERS = dict(router_aux_loss_coef=0.01, router_z_loss_coef=0.001)
 ROWS, WIDTH = 32, 16
 
 
@@ -62,6 +65,16 @@ def layer(dtype, where: dict[str, int] | None, learns: bool = True) -> dict[str,
         return jax.device_get({"sums": sums, "x": slopes[0], "gates": slopes[1], **slopes[2]})
 
 
+def program(where: dict[str, int]) -> str:
+    """Returns the jaxpr of the layer, with rows split as in the learner."""
+    x, ids, gates, matrices = given(np.float32)
+    run = functools.partial(experts.mixed, experts=OWN, activation="silu")
+    names = {name: EXPERT_AXES[name] for name in matrices}
+    return str(
+        jax.make_jaxpr(meshes.by_experts(meshes.make_mesh(**where), run, names, meshes.ROWS))(x, ids, gates, matrices)
+    )
+
+
 def gradient(dtype, where: dict[str, int]) -> Any:
     """Returns the learner's divided gradient of a model with experts, on the host."""
     mesh = (*(where.get(axis, 1) for axis in ("data", "fsdp", "tensor")), None, where.get("expert", 1))
@@ -73,9 +86,6 @@ def gradient(dtype, where: dict[str, int]) -> Any:
         one.prepare(groups)
         one.accumulate(groups)
         return jax.device_get(one.gradient())
-
-
-ROUTERS = dict(router_aux_loss_coef=0.01, router_z_loss_coef=0.001)
 
 
 def gaps(got: Any, want: Any) -> dict[str, float]:

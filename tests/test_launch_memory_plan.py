@@ -279,7 +279,7 @@ def test_an_engine_that_divides_layers_by_a_number_of_its_own():
     with pytest.raises(ValueError, match="mesh.engine_tensor=4 does not divide the model's kv_heads=2; .* value is 2"):
         memory_plan.memory(config("mesh.fsdp=4", "mesh.engine_tensor=4"), TINY)
     with pytest.raises(
-        ValueError, match="engine_tensor=3 must divide the 4 devices that generate; the nearest .* is 2"
+        ValueError, match="engine_tensor=3 makes replicas of 3 devices, .* divide the 4 .*; the nearest .* is 2"
     ):
         config("mesh.fsdp=4", "mesh.engine_tensor=3")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import engine_lab as lab
 import divided_experts as arms
@@ -14,7 +15,6 @@ from jaxrl_post import config
 from jaxrl_post.launch.parts import inputs
 from jaxrl_post.launch.plan import memory_plan
 from jaxrl_post.models import decoder
-from jaxrl_post.models.model_config import Experts
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.parallel.relayout import handed_over
 from jaxrl_post.parallel.weight_sync import WeightLayout
@@ -22,7 +22,7 @@ from jaxrl_post.parallel.weight_sync import WeightLayout
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 BOUND = {np.float64: 1e-12, np.float32: 5e-6}
-MODEL = dataclasses.replace(lab.TINY, experts=Experts(8, 2, 24, renormalised=False, shared_ffw=16))
+MODEL = arms.SAMPLED
 SPLITS = ["expert2", "expert4", "expert8", "expert2-tensor2", "data2-expert2", "fsdp2-expert2"]
 
 
@@ -33,6 +33,13 @@ def test_the_layer_equals_one_device(split, dtype):
     assert max(found.values()) <= BOUND[dtype], found
     found = arms.gaps(arms.layer(dtype, arms.sizes(split), learns=False), arms.layer(dtype, None, learns=False))
     assert max(found.values()) <= BOUND[dtype], found
+
+
+@pytest.mark.parametrize("split, exchanged", [("data2", (0, 0)), ("expert4", (3, 1)), ("expert2-tensor2", (3, 1))])
+def test_rows_travel_once_and_their_sums_once(split, exchanged):
+    """Rows with their choices and gates come, sums go. Nothing travels where experts are not divided."""
+    text = arms.program(arms.sizes(split))
+    assert (len(re.findall(r"\ball_gather\[", text)), len(re.findall(r"\breduce_scatter\[", text))) == exchanged
 
 
 @pytest.fixture(scope="module")
@@ -127,11 +134,13 @@ REFUSED = {
     ("mesh.expert=2", "scheduler.lend=0.4"): "mesh.expert=2 must be 1; the nearest valid .* is 1",
     ("mesh.engine_expert=2", "scheduler.lend=0.4"): "mesh.engine_expert=2 must be 0; the nearest valid .* is 0",
     ("mesh.engine=3", "mesh.expert=2"): "mesh.engine=3 must be a multiple of 2, .*; the nearest valid .* is 2",
-    ("mesh.engine_expert=3",): "mesh.engine_expert=3 must divide the 4 devices .*; the nearest valid .* is 2",
+    (
+        "mesh.engine_expert=3",
+    ): "mesh.engine_expert=3 makes replicas of 3 devices, .* the 4 .*; the nearest valid .* is 2",
     (
         "mesh.engine_expert=4",
         "mesh.engine_tensor=2",
-    ): "mesh.engine_tensor=2 must divide the 4 .* times 4 .*; the nearest valid .* is 1",
+    ): "mesh.engine_tensor=2 makes replicas of 8 devices, .* the 4 .*; the nearest valid .* is 1",
     ("mesh.expert=3", "batch.rows=4"): "batch.rows=4 must be a multiple of mesh.data.mesh.fsdp.mesh.expert=12",
 }
 

@@ -62,7 +62,11 @@ def test_a_replica_of_more_devices_holds_more():
         settings.default(), ["cluster.layouts=[2,4]", "cluster.bounded=True", "cluster.replicas=8", "cluster.slots=10"]
     )
     found = parts.replicas(given.cluster)
-    assert list(found) == [(8, 1), (4, 2), (2, 4)] and [one.slots for one in found.values()] == [10, 20, 40]
+    assert list(found) == [Layout(8, 1), Layout(4, 2), Layout(2, 4)] and [one.slots for one in found.values()] == [
+        10,
+        20,
+        40,
+    ]
     kv = [one.kv_tokens for one in found.values()]
     assert kv[1] > 2 * kv[0] and kv[2] > 2 * kv[1]  # the weights lie on the devices once, not twice
     fits = "must be a multiple of 1 above it that divides the 8 devices"

@@ -21,7 +21,7 @@ def get_config():
     c.name, c.steps = "demo_experts", 6
     c.model.path, c.model.preset, c.model.tokenizer = "", "tiny_moe", str(CONFIGS / "demo_policy")
     c.mesh.data, c.mesh.expert, c.mesh.engine_expert = 2, 4, 2
-    c.sampling.keep_routes, c.algorithm.router_replay = True, True
+    c.algorithm.router_replay = True
     c.algorithm.router_aux_loss_coef, c.algorithm.router_z_loss_coef = 0.01, 0.001
 
     c.engine.slots, c.engine.row_sizes, c.engine.head_rows = 16, (64,), 32

@@ -259,19 +259,16 @@ RUN = (
     ),
     *(
         relation(
-            f"mesh.{own}",
-            f"mesh.{other}",
+            name,
+            "mesh.replica",
             "generating",
-            need=lambda own, other, devices: own == 0 or devices % (own * other) == 0,
-            says=f"{{mesh.{own}}} must divide the {{!generating}} devices that generate, also times {{!mesh.{other}}} for {words}",
-            nearest=lambda own, other, devices: max(
-                (n for n in range(1, own) if devices % (n * other) == 0), default=0
+            need=lambda own, replica, devices: own == 0 or devices % replica == 0,
+            says=f"{{{name}}} makes replicas of {{!mesh.replica}} devices, which must divide the {{!generating}} that generate",
+            nearest=lambda own, replica, devices: max(
+                (n for n in range(1, own) if devices % (replica // own * n) == 0), default=0
             ),
         )
-        for own, other, words in (
-            ("engine_tensor", "engine_experts", "the experts"),
-            ("engine_expert", "engine_parts", "every layer"),
-        )
+        for name in ("mesh.engine_tensor", "mesh.engine_expert")
     ),
     relation(
         "mesh.engine_tensor",

@@ -441,9 +441,18 @@ class Layout(NamedTuple):
     tensor: int
     expert: int = 1
 
+    def __repr__(self) -> str:
+        more = f", expert={self.expert}" if self.expert > 1 else ""
+        return f"Layout(replicas={self.replicas}, tensor={self.tensor}{more})"
+
     @property
     def devices(self) -> int:
         return self.replicas * self.replica
+
+    @property
+    def numbers(self) -> list[int]:
+        """As logs and replies have it: the parts of the experts only where there are several."""
+        return [*self] if self.expert > 1 else [self.replicas, self.tensor]
 
     @property
     def replica(self) -> int:

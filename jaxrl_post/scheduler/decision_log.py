@@ -101,7 +101,7 @@ class Recorder:
         layout = self._scheduler.layout()
         if layout not in (None, self._layout):
             self._layout = layout
-            self._line("layout", {"layout": layout})
+            self._line("layout", {"layout": layout.numbers})
         return layout
 
     def held(self) -> Sequence[Rollout]:

@@ -254,7 +254,7 @@ def fingerprint(policy: Policy, engine: RowEngine) -> str:
         "device": f"{device.platform}/{device.device_kind}",
         "law": LAW,
         "rows": list(engine.row_sizes),
-        "layout": list(engine.layout),
+        "layout": engine.layout.numbers,
         "sizes": [sizes.slots, sizes.max_length, sizes.page_size, sizes.prompt_rows],
         "dtype": policy.config.engine.dtype,
         "model": repr(policy.model),
