@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 
-import engine_lab as lab
 import divided_experts as arms
+import engine_lab as lab
 import jax
+import lora_arms
 import numpy as np
 import pytest
 
 from jaxrl_post import config
 from jaxrl_post.launch.parts import inputs
 from jaxrl_post.launch.plan import memory_plan
-from jaxrl_post.models import decoder
+from jaxrl_post.models import decoder, experts
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.parallel.relayout import handed_over
 from jaxrl_post.parallel.weight_sync import WeightLayout
@@ -53,6 +54,33 @@ def alone():
 def test_the_learners_gradient_equals_that_of_one_device(split, alone):
     found = arms.gaps(arms.gradient(np.float64, arms.sizes(split)), alone)
     assert max(found.values()) <= BOUND[np.float64], found
+
+
+SPLIT_ADDITIONS = ["expert2", pytest.param("data2-expert2-tensor2", marks=pytest.mark.extended)]
+
+
+def _gap_of_additions(split: str) -> float:
+    return lora_arms.gap(lora_arms.ROOTED, np.float64, arms.MODEL, sizes=arms.in_order(arms.sizes(split)))
+
+
+@pytest.mark.parametrize("split", SPLIT_ADDITIONS)
+def test_the_gradient_of_additions_is_that_of_merged_weights_by_the_chain_rule(split):
+    assert _gap_of_additions(split) <= BOUND[np.float64]
+
+
+@pytest.mark.extended
+def test_additions_of_other_devices_experts_are_seen(monkeypatch):
+    """The fault: every device takes the additions of the next one's experts."""
+    real, ring = experts.mixed, [(0, 1), (1, 0)]
+
+    def mixed(x, ids, gates, matrices, **how):
+        moved = {
+            name: jax.lax.ppermute(one, "expert", ring) for name, one in matrices.items() if name[-2:] in ("_a", "_b")
+        }
+        return real(x, ids, gates, {**matrices, **moved}, **how)
+
+    monkeypatch.setattr(experts, "mixed", mixed)
+    assert _gap_of_additions("expert2") > 1e-3
 
 
 def _engine(split: str, **changes):

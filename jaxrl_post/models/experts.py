@@ -142,7 +142,8 @@ def mixed(
         out = grouped(rows, name)
         if f"{name}_a" in matrices:
             with jax.named_scope("lora"):
-                out = out + jnp.asarray(lora_scale, x.dtype) * grouped(grouped(rows, f"{name}_a"), f"{name}_b")
+                low = known(grouped(rows, f"{name}_a"))
+                out = out + jnp.asarray(lora_scale, x.dtype) * grouped(low, f"{name}_b")
         bias = matrices.get(f"{name}_bias")
         return known(out if bias is None else out + bias.astype(x.dtype)[places])
 
