@@ -1,29 +1,60 @@
-"""Experts over 2, 4 and 8 devices compute what one device does: sums, gradients of every leaf, and the engine's tokens.
+"""Experts over 2, 4 and 8 devices compute what one device does: sums, gradients, the engine's tokens, and whole runs.
 
 First the layer of experts alone, with routes that load devices unevenly, in float64 and float32. Then the learner's gradient of a
-model with experts, with routers' losses. Each distance is the largest per-leaf relative 2-norm. Last the engine: tokens of one
+model with experts, with routers' losses. Each distance is the largest per-leaf relative 2-norm. Then the engine: tokens of one
 device but for near ties, and one layout's own bits under other batching. A planted fault, sums that devices do not
 add up, must be far outside.
+
+Last whole runs of configs/demo/moe.py. One over four devices is killed with kill -9 at six random moments and resumed: it ends
+as the undisturbed run, bit for bit. Resumed on another mesh, and begun on another one, a run has the same rollouts and,
+within the bounds, the same weights.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
-import engine_lab as lab
 import divided_experts as arms
+import engine_lab as lab
 import jax
 import numpy as np
 import pytest
+from killed import Runs, end, steps
 
+from jaxrl_post.models import hf
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.runs import rollout_log
 
-MINUTES = 6.0
+MINUTES = 20.0
 PLATFORM = "cpu"
 BOUNDS = {np.float64: 1e-12, np.float32: 5e-6}
 LAYERS = ("expert2", "expert4", "expert8", "expert2-tensor2", "data2-expert2", "fsdp2-expert2", "data2-expert2-tensor2")
 LEARNERS = ("expert2", "expert4", "expert8", "fsdp2-expert4", "data2-expert2-tensor2")
 ENGINES = ("expert2", "expert4", "expert8", "expert2-tensor2", "data2-expert2-tensor2")
+
+POLICY = "configs/moe_policy"
+STEPS, SEEDS, STARTING = 8, tuple(range(6)), 2  # of the runs that are killed, the first are while they start
+COMMAND = [
+    "--config=configs/demo/moe.py",
+    f"--config.steps={STEPS}",
+    "--config.checkpoint.every=1",
+    "--config.eval.every=4",
+    "--config.eval.prompts=16",
+    "--config.scheduler.prompts=16",
+    "--config.engine.slots=32",
+]
+MESHES = {  # of whole runs
+    "one": (),
+    "expert2": ("expert=2",),
+    "expert4": ("expert=4", "engine_expert=2"),
+    "expert8": ("expert=8",),
+    "fsdp2-tensor2": ("fsdp=2", "tensor=2"),
+    "data2-expert2": ("data=2", "expert=2"),
+}
+MOVED = ("one", "fsdp2-tensor2", "data2-expert2")  # where a run of "expert4" goes on
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
@@ -43,6 +74,7 @@ def show(record) -> None:
         patch.setattr(jax.lax, "psum_scatter", lambda x, axis, tiled: x[: x.shape[0] // jax.lax.axis_size(axis)])
         found = arms.gaps(arms.layer(np.float64, arms.sizes("expert2")), arms.layer(np.float64, None))
     record.figure("planted_no_sum", max(found.values()), at_least=1e-3)
+    _runs(record)
 
 
 def _engines(record) -> None:
@@ -63,3 +95,48 @@ def _engines(record) -> None:
         engine.reset()
         again = lab.run(engine, requests, submit_at=[3 * at for at in range(len(requests))])
         record.figure(f"engine.{split}.same_bits_one_after_another", lab.same_bits(again, many), equals=True)
+
+
+def _runs(record) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder)
+        runs = {
+            name: Runs(record, here, [*COMMAND, *(f"--config.mesh.{size}" for size in sizes)], STEPS)
+            for name, sizes in MESHES.items()
+        }
+        whole, seconds = runs["expert4"].killed_at(SEEDS, STARTING)
+        for name in ("one", "expert2", "expert8"):
+            runs[name].finish(name)
+        for name, run in {"expert2": here / "expert2", "expert4": whole, "expert8": here / "expert8"}.items():
+            _alike(record, f"whole_run.{name}", run, here / "one")
+        runs["expert4"].kill("moved", seconds / 2, 0.0)
+        saved = max(steps(here / "moved"), default=0)
+        record.figure("moved_run.newest_step_then", saved, at_least=1, at_most=STEPS - 1)
+        for name in MOVED:
+            run = shutil.copytree(here / "moved", here / f"moved-{name}")
+            said = end(runs[name].begin(run.name))
+            record.figure(f"moved_run.{name}.goes_on", f"goes on after step {saved}\n" in said, equals=True)
+            record.figure(f"moved_run.{name}.said", "resume: mesh.expert was 4 and is" in said, equals=True)
+            _alike(record, f"moved_run.{name}", run, whole)
+
+
+def _alike(record, key: str, run: Path, other: Path) -> None:
+    """Compares all rollouts of two runs, the weights they end with, and what training added to these weights."""
+    ours, theirs = (
+        {
+            str(rollout.id): rollout
+            for file in sorted((folder / "rollouts").glob("step_*.npz"))
+            for group in rollout_log.read(file)
+            for rollout in group.rollouts
+        }
+        for folder in (run, other)
+    )
+    same = [name for name in ours.keys() & theirs.keys() if np.array_equal(ours[name].tokens, theirs[name].tokens)]
+    record.figure(f"{key}.rollouts", len(ours), at_least=1)
+    record.figure(f"{key}.rollouts_of_other_tokens", len(ours.keys() | theirs.keys()) - len(same), equals=0)
+    gap = max(np.abs(ours[name].logprobs - theirs[name].logprobs).max() for name in same)
+    record.figure(f"{key}.logprobs", float(gap), at_most=1e-4)
+    begun, *ended = (hf.load(folder)[1] for folder in (POLICY, run / "policy", other / "policy"))
+    record.figure(f"{key}.weights", max(arms.gaps(*ended).values()), at_most=BOUNDS[np.float32])
+    added = (jax.tree.map(np.subtract, weights, begun) for weights in ended)
+    record.figure(f"{key}.added_by_training", max(arms.gaps(*added).values()), at_most=1e-3)
