@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from refusals import refused
 
 from jaxrl_post.config import default, resolve
 from jaxrl_post.launch.parts import build
@@ -60,6 +61,31 @@ def test_arithmetic_of_rounds_of_several_steps():
 
 def table(*overrides: str, model=TINY) -> dict[str, int]:
     return memory_plan.table(memory_plan.memory(config(*overrides), model))
+
+
+def test_records_by_hand_and_those_that_a_host_does_not_hold():
+    """24 rollouts of a round, of up to 30 tokens, each with three words."""
+    given = config(SIX_BY_FOUR, "mesh.data=2 engine.slots=8")
+    rows = memory_plan.arithmetic(given, 120, 10, words=3)
+    size = rows["records of rollouts at hand, host bytes at most"]
+    assert size == 24 * 30 * 3 * 4
+    more = config(SIX_BY_FOUR, "mesh.data=2 engine.slots=20")  # forty rollouts run
+    assert (
+        memory_plan.arithmetic(more, 120, 10, words=3)["records of rollouts at hand, host bytes at most"]
+        == 40 * 30 * 3 * 4
+    )
+    memory_plan.check_records(given, 3, size)
+    refused(
+        "^sampling.keep_routes=True: records of 24 rollouts of 30 tokens .* this host has .*; the nearest valid number of rollouts, "
+        "in engine.slots and scheduler.prompts, is 23, and sampling.keep_routes=False records none$",
+        *(memory_plan.check_records, given, 3, size - 1),
+    )
+    repeats = config(SIX_BY_FOUR, "algorithm.router_replay=true")
+    refused("keep_routes=False with algorithm.router_replay=False records", memory_plan.check_records, repeats, 3, 1)
+    cuts = config(SIX_BY_FOUR, "sampling.top_k=5")
+    refused("^sampling.keep_mask=True: .* is 0, and sampling.keep_mask=False", memory_plan.check_records, cuts, 0, 1)
+    memory_plan.check_records(config(SIX_BY_FOUR), 0, 0)
+    assert 2**28 < memory_plan.of_host() < 2**50
 
 
 @pytest.mark.parametrize("data, fsdp, tensor", [(1, 1, 1), (2, 2, 2)])

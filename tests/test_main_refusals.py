@@ -1,6 +1,7 @@
 # ruff: noqa: F811  the fixture `here` is that of test_main
 """The command: a mistake is one sentence and exit code 1, and a plan writes nothing."""
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -10,12 +11,16 @@ from pathlib import Path
 
 import jax
 import pytest
+import safetensors.numpy
 from test_main import go, here  # noqa: F401
 
 from jaxrl_post import main as command
 from jaxrl_post.data.tokenizer import characters
 from jaxrl_post.launch import command_line
 from jaxrl_post.launch.parts import graders
+from jaxrl_post.launch.plan import memory_plan
+from jaxrl_post.models import decoder, hf
+from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -86,7 +91,7 @@ def test_flags():
             "--config.mesh.tensor=4",
             "mesh.tensor=4 does not divide the model's kv_heads=2; the nearest valid value is 2",
         ),
-        ("--config.mesh.data=32", "batch.rows=4 must be a multiple of mesh.data*mesh.fsdp=32"),
+        ("--config.mesh.data=32", "batch.rows=4 must be a multiple of mesh.data*mesh.fsdp*mesh.expert=32"),
         ("--config.reward.functions=['nowhere.x:y']", "there is no module 'nowhere'"),
         ("--config.engine.cost_table=/nowhere.json", "engine.cost_table=/nowhere.json: no such file; write one with"),
         (
@@ -104,17 +109,69 @@ def test_flags():
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(here, capsys, flag, sentence):
+    _mistaken(here, capsys, sentence, flag)
+
+
+def _mistaken(here, capsys, sentence, *flags):
+    """Starts a run with a mistake: its one line of an error has the sentence, nothing is compiled, and no folder is left."""
     watching, compiled = [True], []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, seconds, **labels: compiled.append(labels) if watching and "backend_compile" in event else None
     )
-    assert go(here, flag.replace("HERE", str(here))) == 1
+    assert go(here, *(flag.replace("HERE", str(here)) for flag in flags)) == 1
     watching.clear()
     assert not compiled, "something was compiled before the mistake was found"
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1 and said.endswith("\n")
     assert sentence.replace("HERE", str(here)) in said
     assert not list(here.glob("runs/*"))
+
+
+ROUTER = "model.layers.0.mlp.gate.weight"
+
+
+@pytest.fixture(scope="module")
+def models(here):
+    """Folders of models with experts that are not read."""
+    shape = dataclasses.replace(PRESETS["tiny_moe"], vocab_size=characters("0123456789+=").vocab_size)
+    changed = {
+        "deepseek": dict(architectures=["DeepseekV3ForCausalLM"], n_group=8, topk_group=4, scoring_func="sigmoid"),
+        "glm": dict(architectures=["Glm4MoeForCausalLM"], n_group=1, topk_group=1),
+        "quantised": dict(quantization_config={"quant_method": "fp8", "fmt": "e4m3"}),
+        "router": {},
+    }
+    for name, keys in changed.items():
+        hf.save(here / name, shape, decoder.init(shape, 0), tokenizer_files=(here / "tokenizer").iterdir())
+        told = json.loads((here / name / "config.json").read_text())
+        (here / name / "config.json").write_text(json.dumps(told | keys))
+    weights = safetensors.numpy.load_file(here / "router" / "model.safetensors")
+    weights[ROUTER] = weights[ROUTER][:7].copy()
+    safetensors.numpy.save_file(weights, here / "router" / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        (
+            "preset=tiny_moe mesh.expert=3 batch.rows=6",
+            "mesh.expert=3 does not divide the model's expert=8; the nearest",
+        ),
+        ("preset=tiny_moe", "error: sampling.keep_routes=True: records of 16 rollouts of 8 tokens take"),
+        ("path=HERE/router", f"tensor {ROUTER} has shape (7, 32), expected (8, 32)"),
+        (
+            "path=HERE/deepseek",
+            "DeepseekV3ForCausalLM is not read: its router chooses experts by sigmoid scores or in groups",
+        ),
+        ("path=HERE/glm", "Glm4MoeForCausalLM is not read: its router chooses experts by sigmoid scores or in groups"),
+        ("path=HERE/quantised", "is not supported; the nearest valid choice is the same model saved in bfloat16"),
+    ],
+)
+def test_a_mistake_about_experts_is_one_sentence(here, models, monkeypatch, capsys, flags, sentence):
+    if "records" in sentence:
+        monkeypatch.setattr(memory_plan, "of_host", lambda: 100)
+    model, *others = flags.split()
+    given = ["model.preset=", f"model.{model}", *others]
+    _mistaken(here, capsys, sentence, *(f"--config.{one}" for one in given))
 
 
 SUPERVISED = (
@@ -209,7 +266,8 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(here, capsys):
     start, end = said.index("{"), said.rindex("}") + 1
     resolved = json.loads(said[start:end])
     assert (
-        resolved["mesh"] == {"data": 1, "fsdp": 16, "tensor": 1, "engine": 0, "engine_tensor": 0}
+        resolved["mesh"]
+        == {"data": 1, "fsdp": 16, "expert": 1, "tensor": 1, "engine": 0, "engine_tensor": 0, "engine_expert": 0}
         and resolved["steps"] == 45
     )
     assert said[end:].strip() == short[short.index("Batch\n") :].strip()

@@ -20,6 +20,7 @@ from jaxrl_post.parallel import mesh, processes
 
 SQUARE = dataclasses.replace(TINY, qk_norm=True, experts=Experts(4, 2, TINY.embed, dense_layers=(0,)))
 FIRST = "model.layers.1.mlp.experts.0.gate_proj.weight"
+ROUTER = "model.layers.1.mlp.gate.weight"
 STACK = "model.layers.1.mlp.experts.gate_up_proj"
 
 
@@ -97,6 +98,10 @@ def edited(tmp_path: Path, change) -> Path:
         (
             lambda hub: hub.update({FIRST: hub[FIRST][:31].copy()}),
             rf"tensor {FIRST} has shape \(31, 32\), expected \(32, 32\)",
+        ),
+        (
+            lambda hub: hub.update({ROUTER: hub[ROUTER][:3].copy()}),
+            rf"tensor {ROUTER} has shape \(3, 32\), expected \(4, 32\)",
         ),
         (
             lambda hub: hub.update({"model.layers.0.mlp.gate.weight": np.zeros((4, 32), np.float32)}),

@@ -23,11 +23,11 @@ def planned(config: configs.Config, start: inputs.Inputs) -> tuple[list[str], li
     The plan has batch arithmetic, memory per device, the weight sync and what graders compare with.
 
     Raises:
-      ValueError: the run cannot fit the devices that are there.
+      ValueError: the run cannot fit the devices that are there, or records of its tokens this host.
     """
-    numbers = memory_plan.arithmetic(
-        config, len(start.train), start.longest_prompt, memory_plan.route_words(config, start.model)
-    )
+    words = memory_plan.route_words(config, start.model)
+    memory_plan.check_records(config, words, memory_plan.of_host())
+    numbers = memory_plan.arithmetic(config, len(start.train), start.longest_prompt, words)
     held = memory_plan.by_device(config, parts.memory(config, start))
     remarks = [*start.notes, *device_check.lines(config, start.model, held)]
     return remarks, [

@@ -185,6 +185,13 @@ def _family(file: Path, given: Mapping) -> tuple[Family, bool]:
         if named == [family.scoring]:
             keys.one_label(file, given)
             return family, True
+    if (
+        "n_group" in given or given.get("scoring_func", "softmax") != "softmax"
+    ):  # DeepSeek, GLM and those that follow them
+        raise ValueError(
+            f"model {file}: architecture {said(', '.join(named))} is not read: its router chooses experts by sigmoid scores or in "
+            "groups, and routers here by a softmax over all experts; the nearest that is read is Qwen3MoeForCausalLM"
+        )
     raise ValueError(
         f"model {file}: architecture {said(', '.join(named))} is not read; known are {', '.join(ARCHITECTURES)}"
     )

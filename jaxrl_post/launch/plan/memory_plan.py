@@ -8,6 +8,7 @@ say so. The memory of the process uses the sizes that compiled programs report i
 from __future__ import annotations
 
 import math
+import os
 import resource
 import sys
 from collections import Counter
@@ -98,13 +99,10 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int, words: int = 0
     """
     c = config
     rollouts_per_row = max(c.batch.tokens // (longest_prompt + c.sampling.max_tokens), 1)
-    slots, record = (
-        c.engine.slots * c.replicas,
-        4 * (c.kept_ids + words),
-    )  # bytes of a token; one with fewer ids takes fewer
+    slots, record = c.engine.slots * c.replicas, _record(config, words)
     records = {
         "records of the longest rollout, bytes at most": record * c.sampling.max_tokens,
-        "records of running rollouts, host bytes at most": record * slots * c.sampling.max_tokens,
+        "records of rollouts at hand, host bytes at most": record * c.sampling.max_tokens * _at_hand(config),
         "records of a micro-batch, bytes": record * c.batch.rows * c.batch.tokens,
     }
     return {
@@ -128,6 +126,38 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int, words: int = 0
         "rollouts per evaluation": c.eval.prompts * (c.eval.samples + 1),
         **(records if record else {}),
     }
+
+
+def _record(config: Config, words: int) -> int:
+    """Returns the bytes of a token's record at most: of its kept ids, and of `words` of its route."""
+    return 4 * (config.kept_ids + words)
+
+
+def _at_hand(config: Config) -> int:
+    """Returns how many rollouts every process has in memory at least: those that run, or those of a round."""
+    return max(config.engine.slots * config.replicas, config.rollouts_per_step)
+
+
+def check_records(config: Config, words: int, host: int) -> None:
+    """Refuses records of tokens that host memory does not hold where rollouts are as long as they may be.
+
+    Args:
+      words: of a token's route, as `route_words` returns them.
+      host: bytes of memory of this machine.
+
+    Raises:
+      ValueError: with how many rollouts fit, and the option that records nothing.
+    """
+    count, each = _at_hand(config), _record(config, words) * config.sampling.max_tokens
+    if count * each <= host:
+        return
+    name = "sampling.keep_routes" if words else "sampling.keep_mask"
+    also = " with algorithm.router_replay=False" if words and config.algorithm.router_replay else ""
+    raise ValueError(
+        f"{name}=True: records of {count:,} rollouts of {config.sampling.max_tokens:,} tokens take up to {count * each / 2**30:,.1f} GiB "
+        f"of host memory, and this host has {host / 2**30:,.1f} GiB; the nearest valid number of rollouts, in engine.slots and "
+        f"scheduler.prompts, is {host // each:,}, and {name}=False{also} records none"
+    )
 
 
 def memory(
@@ -415,6 +445,13 @@ def resident() -> int:
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS:"))
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def of_host() -> int:
+    """Returns the bytes of memory of this machine, or of the part of it that its container may have."""
+    whole, bound = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), Path("/sys/fs/cgroup/memory.max")
+    told = bound.read_text().strip() if bound.is_file() else ""
+    return min(whole, int(told)) if told.isdigit() else whole
 
 
 def swap_case(config: Config) -> str:
