@@ -36,7 +36,7 @@ LEARNERS = ("expert2", "expert4", "expert8", "fsdp2-expert4", "data2-expert2-ten
 ENGINES = ("expert2", "expert4", "expert8", "expert2-tensor2", "data2-expert2-tensor2")
 
 POLICY = "configs/moe_policy"
-STEPS, SEEDS, STARTING = 8, tuple(range(6)), 2  # of the runs that are killed, the first are while they start
+STEPS, SEEDS, STARTING = 8, tuple(range(6)), 1  # of the runs that are killed, the first is while it starts
 COMMAND = [
     "--config=configs/demo/moe.py",
     f"--config.steps={STEPS}",
@@ -51,10 +51,10 @@ MESHES = {  # of whole runs
     "expert2": ("expert=2",),
     "expert4": ("expert=4", "engine_expert=2"),
     "expert8": ("expert=8",),
-    "fsdp2-tensor2": ("fsdp=2", "tensor=2"),
+    "fsdp4": ("fsdp=4",),
     "data2-expert2": ("data=2", "expert=2"),
 }
-MOVED = ("one", "fsdp2-tensor2", "data2-expert2")  # where a run of "expert4" goes on
+MOVED = ("one", "fsdp4", "data2-expert2")  # where a run of "expert4" goes on
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
