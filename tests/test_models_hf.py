@@ -210,6 +210,16 @@ NORM = "model.layers.1.input_layernorm.weight"
             "attention_bias=True is not supported for .*; it must be absent or false",
         ),
         (lambda c, t: c.update(quantization_config={"bits": 4}), "quantised by method 'of no name' are not read"),
+        (
+            lambda c, t: c.update(
+                architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3", scoring_func="sigmoid", n_group=8
+            ),
+            "DeepseekV3ForCausalLM is not read: its router .* sigmoid .*; the nearest that is read is Qwen3MoeForCausalLM$",
+        ),
+        (
+            lambda c, t: c.update(architectures=["Glm4MoeForCausalLM"], model_type="glm4_moe", n_group=1, topk_group=1),
+            "Glm4MoeForCausalLM is not read: its router .* groups, .*; the nearest that is read is Qwen3MoeForCausalLM$",
+        ),
         (lambda c, t: c.update(hidden_act="relu"), "hidden_act='relu' is not one of silu"),
         (
             lambda c, t: c.update(rope_scaling={"type": "ntk", "factor": 2}),

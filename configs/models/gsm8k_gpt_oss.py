@@ -14,10 +14,7 @@ from pathlib import Path
 from jaxrl_post.config import chosen, load
 
 CONFIGS = Path(__file__).resolve().parents[1]
-SLICES = {
-    "8xh100": {"mesh.fsdp": 8, "batch.rows": 8, "mesh.engine_tensor": 4},
-    "v6e-16": {},
-}
+SLICES = {"8xh100": {"mesh.fsdp": 8, "batch.rows": 8, "mesh.engine_tensor": 4}, "v6e-16": {}}
 
 
 def get_config(choice="8xh100"):
