@@ -17,6 +17,7 @@ from jaxrl_post.engine import row_engine
 from jaxrl_post.engine.step_cost import StepCost, TableCost
 from jaxrl_post.launch.parts import build
 from jaxrl_post.ring.events import TimedRing
+from jaxrl_post.ring.types import Layout
 from jaxrl_post.runs import rollout_log
 from jaxrl_post.runs.checkpoint import store
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
@@ -123,7 +124,7 @@ def test_how_long_a_step_is_foreseen_to_take():
     over 2: 2 * 3 / 4 / 16 ms."""
     given = config.resolve(config.default(), ["model.preset=tiny", "mesh.fsdp=2", "mesh.tensor=2", "mesh.engine=4"])
     replica = ReplicaCapacity(slots=8, kv_tokens=99, cost=TableCost(table=StepCost((16, 32), (1e-3, 2e-3), "by hand")))
-    assert given.replicas == 2 and given.devices == 8 and build.layouts(given)[0] == (2, 2)
+    assert given.replicas == 2 and given.devices == 8 and build.layouts(given)[0] == Layout(2, 2)
     assert build.pace(given, lambda: replica, None)._token_s == pytest.approx(2 * 3 / 4 * 2e-3 / 32)
     measured = StepCost((64,), (0.01,), "hand", training=0.5, updating=0.25)
     found = build.pace(given, lambda: replica, measured)
