@@ -18,7 +18,7 @@ from jaxrl_post.engine.host.sequence import begin
 from jaxrl_post.engine.row_state import Program, RowProgram
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.kernels import attention
-from jaxrl_post.models import decoder
+from jaxrl_post.models import decoder, experts
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
 
@@ -265,7 +265,8 @@ def test_a_prompt_of_four_thousand_tokens_reads_an_eighth_at_most():
     state, _ = jax.eval_shape(lambda: compiled.Programs(model, meshes.make_mesh(), sizes).blanks(Drafter()))
     params = decoder.abstract(model)
     ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-    same = dict(config=model, dtype="float32", spread=lambda attend: attend)
+    routing = experts.Routing(experts.highest, functools.partial(meshes.by_experts, meshes.make_mesh()))
+    same = dict(config=model, dtype="float32", spread=lambda attend: attend, routing=routing)
     wide = entries_of_a_turn(
         state.cache,
         functools.partial(prompt_program.prefill, Program(**same)),
