@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_post.kernels import attention, flash_gpu, flash_tpu, hardware, verify
+from jaxrl_post.kernels import attention, flash_gpu, flash_tpu, grouped, hardware, verify
 
 OF_PACKED_ROWS = {"tpu": flash_tpu, "cuda": flash_gpu}
 
@@ -57,3 +58,23 @@ def of_packed_rows(
         f"kernels: jnp computes the learner's attention. The {platform} kernel needs {kernel.NEEDS}; here are "
         f"{jnp.dtype(dtype).name}, heads of {head_dim}, {heads} and {kv_heads} heads a device, and rows of {tokens} tokens"
     )
+
+
+def of_experts(device: Any) -> Callable:
+    """Returns the product of sorted rows with their experts' matrices, with the kernels that `device` runs."""
+    return functools.partial(grouped.product, platforms=hardware.platforms(device, hardware.without_flash))
+
+
+def experts_line(device: Any, dtype: Any, *, embed: int, ffw: int) -> str:
+    """Returns the line that names what multiplies rows with experts on an accelerator. embed, ffw: of one device's matrices."""
+    if device.platform == "cpu":
+        return ""
+    platform = "tpu" if device.platform == "tpu" else "cuda"
+    kernel, reason = grouped.KERNELS[platform], hardware.without_flash(device)
+    serves = all(kernel.serves(jnp.dtype(dtype), jnp.dtype(dtype), *sides) for sides in ((embed, ffw), (ffw, embed)))
+    if serves and not reason:
+        return f"kernels: the {platform} kernel of grouped products reads the experts that rows chose, and no others"
+    reason = reason or (
+        f"the {platform} kernel needs {kernel.NEEDS}; here are {jnp.dtype(dtype).name} and matrices of {embed} x {ffw}"
+    )
+    return f"kernels: ragged_dot multiplies rows with experts, on a GPU with all of them, because {reason}"

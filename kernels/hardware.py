@@ -6,6 +6,7 @@ Another device of the platform runs the jnp references. A choice by platform alo
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 PLATFORMS = frozenset({"cpu", "cuda", "tpu"})  # as `platform_dependent` names them
@@ -30,7 +31,7 @@ def without_kernels(device: Any) -> str:
 
 
 def without_flash(device: Any) -> str:
-    """Returns why a device does not run the kernels of packed rows, or an empty text. They need no wgmma."""
+    """Returns why a device does not run the kernels of packed rows and of experts, or an empty text. They need no wgmma."""
     if device.platform not in ("cuda", "gpu"):
         return without_kernels(device)
     capability = str(getattr(device, "compute_capability", "unknown"))
@@ -42,8 +43,9 @@ def without_flash(device: Any) -> str:
     )
 
 
-def platforms(device: Any) -> frozenset[str]:
+def platforms(device: Any, without: Callable[[Any], str] = without_kernels) -> frozenset[str]:
     """Returns the platforms whose kernels a program for `device` may hold.
 
-    A program that is made on a CPU may be lowered for any platform, so it holds them all."""
-    return PLATFORMS if device.platform == "cpu" or not without_kernels(device) else frozenset()
+    A program that is made on a CPU may be lowered for any platform, so it holds them all. `without`: returns why a device
+    does not run them."""
+    return PLATFORMS if device.platform == "cpu" or not without(device) else frozenset()

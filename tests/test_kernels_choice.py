@@ -78,3 +78,35 @@ def test_a_program_for_an_older_gpu_holds_no_kernel():
         draw = jax.jit(functools.partial(verify.verify_sample, **how)).trace(*given)
         for traced in (attend, draw):
             assert ("mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()) == held
+
+
+@pytest.mark.parametrize(
+    "one, dtype, sides, said",
+    [
+        (CPU, jnp.float32, dict(embed=8, ffw=8), ""),
+        (
+            H100,
+            jnp.bfloat16,
+            dict(embed=2048, ffw=192),
+            "the cuda kernel of grouped products reads the experts that rows",
+        ),
+        (
+            A100,
+            jnp.bfloat16,
+            dict(embed=2880, ffw=2880),
+            "the cuda kernel of grouped products reads the experts that rows",
+        ),
+        (
+            V5E,
+            jnp.bfloat16,
+            dict(embed=2048, ffw=768),
+            "the tpu kernel of grouped products reads the experts that rows",
+        ),
+        (V5E, jnp.float32, dict(embed=2048, ffw=768), "because the tpu kernel needs bfloat16 or float16"),
+        (H100, jnp.bfloat16, dict(embed=2048, ffw=200), "here are bfloat16 and matrices of 2048 x 200"),
+        (T4, jnp.bfloat16, dict(embed=2048, ffw=768), "because the kernel is written for compute capability 8.0"),
+    ],
+)
+def test_what_multiplies_rows_with_experts_is_said(one, dtype, sides, said):
+    line = choice.experts_line(one, dtype, **sides)
+    assert said in line and bool(said) == bool(line)

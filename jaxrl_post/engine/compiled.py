@@ -33,7 +33,7 @@ from jaxrl_post.engine.prompt_program import prefill
 from jaxrl_post.engine.row_program import dispatch
 from jaxrl_post.engine.row_state import Program, RowProgram, State
 from jaxrl_post.engine.speculation.interface import Drafter
-from jaxrl_post.kernels import attention, hardware, verify
+from jaxrl_post.kernels import attention, choice, hardware, verify
 from jaxrl_post.models import decoder, experts
 from jaxrl_post.parallel import mesh as meshes
 
@@ -70,7 +70,9 @@ class Programs:
             config=config,
             dtype=sizes.dtype,
             spread=functools.partial(meshes.by_heads, mesh),
-            routing=experts.Routing(experts.highest, functools.partial(meshes.by_experts, mesh)),
+            routing=experts.Routing(
+                experts.highest, functools.partial(meshes.by_experts, mesh), choice.of_experts(mesh.devices.flat[0])
+            ),
             platforms=hardware.platforms(mesh.devices.flat[0]),
         )
         self._whole = meshes.replicated(mesh)

@@ -321,7 +321,8 @@ def compiled_learner(
 ) -> Learner:
     """Builds the learner and compiles its programs, with the state of the checkpoint, if any."""
     learner = parts.learner(config, start.model, start.load_params, devices, start.adapter)
-    if line := parts.training_attention(config, start.model, devices)[1]:
+    attention = parts.training_attention(config, start.model, devices)[1]
+    for line in filter(None, (attention, parts.experts_line(start.model, devices.learner, config.model.compute_dtype))):
         say(line)
     learner.compile()
     exchange.meet()

@@ -28,10 +28,12 @@ class Routing(NamedTuple):
     - choose: (layer, scores f32[..., E], per_token, cache) -> (int32[..., k], cache). The cache is that of `attend`.
     - spread: (run, axes) -> a function like `run`, which is `mixed` of a layer, that each device runs on its own part of
       the rows and the matrices. axes: the logical axis names of each matrix.
+    - multiply: (rows sorted by expert, matrices, rows of each expert) -> products, as jax.lax.ragged_dot.
     """
 
     choose: Callable
     spread: Callable
+    multiply: Callable = jax.lax.ragged_dot
 
 
 def highest(
@@ -107,6 +109,7 @@ def mixed(
     experts: Experts,
     activation: str,
     lora_scale: float = 0.0,
+    multiply: Callable = jax.lax.ragged_dot,
 ) -> Float[Array, "*rows D"]:
     """Returns the weighted sum of each row's experts, in float32 or wider.
 
@@ -119,6 +122,7 @@ def mixed(
       matrices: gate and up [E, D, F], down [E, F, D], and gate_bias and up_bias [E, F] where the experts have biases. A
         matrix [E, inputs, outputs] may have a low-rank addition: NAME_a [E, inputs, r] and NAME_b [E, r, outputs].
       lora_scale: factor of A B.
+      multiply: as in `Routing`.
     """
     k, expert, count = ids.shape[-1], ids.reshape(-1), matrices["down"].shape[0]
     some = count < experts.count
@@ -135,7 +139,7 @@ def mixed(
         return jnp.where((sorted_experts < count)[:, None], rows, 0) if some else rows
 
     def grouped(rows: Array, name: str) -> Array:
-        return jax.lax.ragged_dot(rows, matrices[name].astype(x.dtype), sizes)
+        return multiply(rows, matrices[name].astype(x.dtype), sizes)
 
     def product(rows: Array, name: str) -> Array:
         rows = known(rows)

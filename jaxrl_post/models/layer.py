@@ -223,7 +223,8 @@ class Layer(nnx.Module):
         last = matrices.pop("down_bias", None)
         with jax.named_scope("experts"):
             scale = self.config.lora.scale if self.config.lora else 0.0
-            run = functools.partial(mixture.mixed, experts=e, activation=self.config.activation, lora_scale=scale)
+            fixed = dict(experts=e, activation=self.config.activation, lora_scale=scale, multiply=routing.multiply)
+            run = functools.partial(mixture.mixed, **fixed)
             run = routing.spread(run, {name: EXPERT_AXES[name] for name in matrices})
             out = run(x, ids, gates, matrices)
             if last is not None:  # once, and not in each part of a matrix that is split

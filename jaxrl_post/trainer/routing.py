@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from jaxrl_post.config import AlgorithmConfig
+from jaxrl_post.kernels import choice
 from jaxrl_post.models import experts
 from jaxrl_post.models.model_config import ModelConfig
 from jaxrl_post.parallel import mesh as meshes
@@ -84,7 +85,8 @@ def of_batch(
         )
         return ids, jax.tree.map(jnp.add, routed, added)
 
-    return experts.Routing(choose, functools.partial(meshes.by_experts, mesh, rows=meshes.ROWS))
+    spread = functools.partial(meshes.by_experts, mesh, rows=meshes.ROWS)
+    return experts.Routing(choose, spread, choice.of_experts(mesh.devices.flat[0]))
 
 
 def _differ(one: Int[Array, "BT k"], other: Int[Array, "BT k"]) -> Array:

@@ -326,8 +326,8 @@ def not_used(sizes: Sequence[int], dropped: Sequence[int]) -> str:
 
 
 def references(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, layout: Layout, sizes: EngineSettings) -> list[str]:
-    """Returns a line for each part of the engine that has no kernel on this accelerator."""
-    return choice.reference_lines(
+    """Returns a line for each part of the engine that has no kernel on this accelerator, and one on its experts."""
+    lines = choice.reference_lines(
         mesh.devices.flat[0],
         sizes.dtype,
         heads=model.heads // layout.tensor,
@@ -337,6 +337,15 @@ def references(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, layout: Layo
         rows=max(sizes.row_sizes),
         vocab=model.vocab_size // layout.tensor,
     )
+    return [line for line in (*lines, experts_line(model, mesh, sizes.dtype)) if line]
+
+
+def experts_line(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, dtype: Any) -> str:
+    """Returns the line on what multiplies rows with experts, or nothing: on a CPU, or without experts."""
+    if model.experts is None:
+        return ""
+    sizes = dict(embed=model.embed, ffw=model.experts.ffw // mesh.shape[meshes.TENSOR])
+    return choice.experts_line(mesh.devices.flat[0], dtype, **sizes)
 
 
 def keys(engine: RowEngine | Elastic) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""Grouped products without their devices: against a loop over groups, in values, gradients, bits of a row, and the blocks read."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_post.kernels import grouped, grouped_gpu, grouped_tpu
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+KERNELS = {"tpu": grouped_tpu, "cuda": grouped_gpu}
+EXACT, SINGLE, SEEN = 1e-12, 5e-6, 1e-2
+SIZES = {
+    "uneven": (0, 70, 1, 0, 129, 3, 0),
+    "fewer rows than a tile": (3, 0, 0, 5, 1, 0, 0),
+    "one group has all": (0, 0, 0, 0, 0, 0, 300),
+    "none": (0,) * 7,
+    "others have rows behind": (10, 0, 100, 0, 60, 0, 1),
+}
+K, N = 32, 48
+
+
+def case(sizes, dtype, behind=0):
+    rng = np.random.default_rng(5)
+    M = sum(sizes) + behind
+    shapes = (M, K), (len(sizes), K, N), (M, N)
+    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+
+
+def loop(rows, matrices, sizes, slope):
+    """The product and both gradients, by numpy in float64, of rows that have a group."""
+    ends = np.cumsum(sizes)
+    given = [np.asarray(x, np.float64) for x in (rows, matrices, slope)]
+    parts = [(slice(end - size, end), given[1][g]) for g, (end, size) in enumerate(zip(ends, sizes, strict=True))]
+    out = np.concatenate([given[0][part] @ matrix for part, matrix in parts])
+    by_rows = np.concatenate([given[2][part] @ matrix.T for part, matrix in parts])
+    return out, by_rows, np.stack([given[0][part].T @ given[2][part] for part, _ in parts])
+
+
+@pytest.mark.parametrize("dtype, bound", [(np.float64, EXACT), (np.float32, SINGLE)])
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("platform", KERNELS)
+def test_products_and_gradients_are_those_of_a_loop_over_groups(platform, name, dtype, bound):
+    sizes, kernel = SIZES[name], KERNELS[platform]
+    with jax.enable_x64(dtype == np.float64):
+        rows, matrices, slope = case(sizes, dtype, behind=40 if "behind" in name or name == "none" else 0)
+        counts, known = jnp.asarray(sizes, jnp.int32), sum(sizes)
+        out = jax.jit(functools.partial(kernel.product, interpret=True))(rows, matrices, counts)
+        back = jax.jit(functools.partial(kernel.gradients, interpret=True))(rows, matrices, counts, slope)
+        found = [np.asarray(x)[:known] for x in (out, back[0])] + [np.asarray(back[1])]
+    for own, exact in zip(found, loop(rows, matrices, sizes, slope), strict=True):
+        assert own.shape == exact.shape
+        assert np.all(np.abs(own - exact) <= bound * max(1.0, np.abs(exact).max(initial=0)))
+
+
+@pytest.mark.parametrize("platform", KERNELS)
+def test_neither_infinite_rows_of_others_nor_their_slopes_reach_a_group(platform):
+    sizes, kernel = (3, 0, 5), KERNELS[platform]
+    rows, matrices, slope = case(sizes, np.float32, behind=8)
+    behind = np.arange(len(rows))[:, None] >= sum(sizes)
+    rows, slope = (jnp.where(behind, np.nan, x) for x in (rows, slope))
+    found = kernel.gradients(rows, matrices, jnp.asarray(sizes, jnp.int32), slope, interpret=True)
+    assert np.isfinite(found[1]).all() and np.isfinite(found[0][: sum(sizes)]).all()
+
+
+@pytest.mark.parametrize("platform", KERNELS)
+def test_the_bits_of_a_row_depend_on_nothing_but_the_row(platform):
+    rng, kernel = np.random.default_rng(1), KERNELS[platform]
+    matrices = jnp.asarray(rng.normal(size=(4, K, N)), jnp.bfloat16)
+    row = rng.normal(size=K)
+    seen = set()
+    for before, after in ((0, 0), (1, 2), (63, 70), (127, 1), (130, 260)):
+        others = rng.normal(size=(before + after + 1, K))
+        others[before] = row
+        sizes = jnp.asarray([before - before // 2, 0, before // 2 + 1 + after // 2, after - after // 2], jnp.int32)
+        out = kernel.product(jnp.asarray(others, jnp.bfloat16), matrices, sizes, interpret=True)
+        seen.add(np.asarray(out[before], np.float32).tobytes())
+    assert len(seen) == 1
+
+
+def test_the_choice_is_by_shape_and_platform_and_a_cpu_runs_ragged_dot():
+    rows, matrices, _ = case((3, 0, 5), jnp.bfloat16)
+    sizes = jnp.asarray((3, 0, 5), jnp.int32)
+
+    def lowered(platform, *given, **how):
+        def both(rows, matrices):
+            out, back = jax.vjp(lambda *x: grouped.product(*x, sizes, **how), rows, matrices)
+            return out, back(out)
+
+        return jax.jit(both).trace(*given).lower(lowering_platforms=(platform,)).as_text()
+
+    for platform, call in (("tpu", "tpu_custom_call"), ("cuda", "triton")):
+        if platform == "tpu":  # Triton asks for a device; the compile tier lowers for one
+            assert lowered(platform, rows, matrices).count(f"@{call}") == 3
+        assert call not in lowered(platform, rows, matrices, platforms=frozenset())
+        assert call not in lowered(platform, rows.astype(jnp.float32), matrices.astype(jnp.float32))
+    exact = [jax.lax.ragged_dot(rows, matrices, sizes)]
+    exact += jax.vjp(lambda *x: jax.lax.ragged_dot(*x, sizes), rows, matrices)[1](exact[0])
+    out, back = jax.vjp(lambda *x: grouped.product(*x, sizes), rows, matrices)
+    for own, other in zip([out, *back(out)], exact, strict=True):
+        assert np.array_equal(np.asarray(own, np.float32), np.asarray(other, np.float32))
