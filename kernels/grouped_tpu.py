@@ -11,6 +11,7 @@ The gradient of the matrices sums the tiles of a group in order, in float32.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -83,6 +84,12 @@ def width(summed: int, outputs: int, bytes_of_one: int, most: int = BLOCK_BYTES)
     return outputs if outputs <= LANES else -(-outputs // blocks // LANES) * LANES or LANES
 
 
+def matrix_blocks(axis: int, inputs: int, outputs: int, bytes_of_one: int) -> tuple[int, tuple, Callable]:
+    """Returns the outputs of a block of matrices that are summed over `axis`, the block's shape, and its index map."""
+    wide = width(inputs, outputs, bytes_of_one)
+    return (wide, (None, inputs, wide), matrix_at) if axis == 1 else (wide, (None, wide, inputs), turned_matrix_at)
+
+
 def product(
     rows: Float[Array, "M K"], matrices: Float[Array, "E K N"], sizes: Int[Array, " E"], interpret: bool = False
 ) -> Float[Array, "M N"]:
@@ -102,7 +109,7 @@ def gradients(
     return by_rows, _by_matrices(rows, slope, sizes, matrices.dtype, interpret)
 
 
-def _turned(inputs: int, outputs: int) -> bool:
+def turned(inputs: int, outputs: int) -> bool:
     """Returns whether XLA:TPU keeps matrices of this shape transposed, because lanes would else be empty. Another order is a copy."""
     return outputs % LANES > 0 and inputs % LANES == 0
 
@@ -113,12 +120,12 @@ def _padded(rows: Array) -> Array:
 
 def _product(rows: Array, matrices: Array, sizes: Array, axis: int, interpret: bool) -> Array:
     """Sums over one axis of the matrices."""
-    if _turned(*matrices.shape[1:]):
+    if turned(*matrices.shape[1:]):
         axis, matrices = 3 - axis, matrices.swapaxes(1, 2)
     count, rows = len(rows), _padded(rows)
     inputs, outputs = matrices.shape[axis], matrices.shape[3 - axis]
-    wide, (walk, most) = width(inputs, outputs, matrices.dtype.itemsize), visits(sizes, len(rows))
-    block, where = ((None, inputs, wide), matrix_at) if axis == 1 else ((None, wide, inputs), turned_matrix_at)
+    wide, block, where = matrix_blocks(axis, inputs, outputs, matrices.dtype.itemsize)
+    walk, most = visits(sizes, len(rows))
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=len(walk),
         grid=(-(-outputs // wide), most),
@@ -160,7 +167,7 @@ def _product_kernel(axis: int, *refs: Any) -> None:
 
 def _by_matrices(rows: Array, slope: Array, sizes: Array, dtype: Any, interpret: bool) -> Array:
     """Returns [E, K, N], of each group the sum over its rows of row times slope. It visits every group, to write its sum."""
-    if _turned(rows.shape[1], slope.shape[1]):
+    if turned(rows.shape[1], slope.shape[1]):
         return _by_matrices(slope, rows, sizes, dtype, interpret).swapaxes(1, 2)
     rows, slope = _padded(rows), _padded(slope)
     inputs, outputs, (walk, most) = rows.shape[1], slope.shape[1], visits(sizes, len(rows), least=1)

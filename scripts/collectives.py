@@ -19,12 +19,15 @@ KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of the text. `shapes`: its arrays. `turns`: how often it runs. `loops`: bodies."""
+    """One collective of the text. `shapes`: its arrays. `turns`: how often it runs. `loops`: bodies.
+
+    `scope`: names of functions and scopes that the program's author gave."""
 
     kind: str
     shapes: tuple[Array, ...]
     turns: int
     loops: tuple[str, ...]
+    scope: str = ""
 
     @property
     def bytes(self) -> int:
@@ -44,7 +47,7 @@ def count(text: str) -> tuple[list[Collective], list[str]]:
             kind = kind_of(one.line.operation)
             itself = (kind, one.line.channel, one.loops)
             if kind and itself not in begun:
-                found.append(Collective(kind, moved(one), one.turns, one.loops))
+                found.append(Collective(kind, moved(one), one.turns, one.loops, one.line.scope))
             if kind and _feeds(one, BEGINS):
                 assert one.line.channel, f"collectives: {one.line.name} begins and has no channel to be known by"
                 begun.add(itself)

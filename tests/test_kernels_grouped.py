@@ -2,6 +2,7 @@
 
 import functools
 
+import grouped_walks as walks
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,3 +102,21 @@ def test_the_choice_is_by_shape_and_platform_and_a_cpu_runs_ragged_dot():
     out, back = jax.vjp(lambda *x: grouped.product(*x, sizes), rows, matrices)
     for own, other in zip([out, *back(out)], exact, strict=True):
         assert np.array_equal(np.asarray(own, np.float32), np.asarray(other, np.float32))
+
+
+@pytest.mark.parametrize("platform", KERNELS)
+@pytest.mark.parametrize("inputs, outputs", [(2048, 768), (2048, 192), (192, 2048), (2880, 2880)])
+def test_a_walk_reads_the_chosen_experts_once_and_no_others(platform, inputs, outputs):
+    """The show compile-experts walks 1,000 routings of each number of rows."""
+    rng = np.random.default_rng(2)
+    for rows in (4, 16, 64):
+        sizes = walks.routings(rng, 5, rows, 128, 8)
+        read = walks.READ[platform](sizes, rows * 8, inputs, outputs)
+        assert np.array_equal(read, walks.chosen(sizes, inputs, outputs))
+
+
+@pytest.mark.parametrize("platform, reread", [("tpu", 1), ("cuda", 4)])
+def test_an_expert_with_many_rows_is_read_once_on_a_tpu_and_once_for_each_block_of_rows_on_a_gpu(platform, reread):
+    sizes = np.array([[3, 250, 0, 3]], np.int32)
+    read, whole = walks.READ[platform](sizes, 256, 2048, 768), 2048 * 768 * walks.BYTES
+    assert read == (2 + reread) * whole

@@ -1,7 +1,8 @@
 """The GSM8K recipe with Qwen3-8B, Qwen3-32B or Qwen3-30B-A3B on a slice, and rollouts of up to 4,096 tokens with the prompt.
 
 Recipe: that of configs/models/gsm8k_qwen2_5_7b.py, with longer rollouts. The engine sleeps while the learner works on v6e. On
-v5p-64 and on hosts of eight H100 it has room to stay. The mixture of experts repeats the routes that the engine recorded.
+v5p-64 and on hosts of eight H100 it has room to stay. The learner of the mixture divides its experts, and repeats the
+routes that the engine recorded.
 Hardware: FILE.py:8b-v6e-16 (without a choice too), :32b-v5p-64, :32b-4x8xh100, :30b-a3b-v5p-64, :30b-a3b-v6e-64 or
 :30b-a3b-2x8xh100 (not run on one yet).
 Needs files: as configs/models/gsm8k_qwen2_5_0_5b.py, with Qwen3-8B/, Qwen3-32B/ or Qwen3-30B-A3B/ in JAXRL_MODELS.
@@ -23,16 +24,19 @@ LARGE = {
     "engine.slots": 32,
     "engine.row_sizes": (32, 64),
 }
-EXPERTS = {"algorithm.router_replay": True}
+EXPERTS = {
+    "algorithm.router_replay": True,
+    "mesh.expert": 4,  # fsdp gathers a quarter of a layer's experts, and their rows travel
+    "mesh.engine_expert": 1,
+    "mesh.engine_tensor": 4,
+}
 MODELS = {"8b": "Qwen3-8B", "32b": "Qwen3-32B", "30b": "Qwen3-30B-A3B"}
 SLICES = {
     "8b-v6e-16": {},
     "32b-v5p-64": LARGE,
-    "30b-a3b-v5p-64": LARGE | EXPERTS | {"mesh.engine_tensor": 4},
-    "30b-a3b-v6e-64": LARGE
-    | EXPERTS
-    | {"mesh.fsdp": 64, "batch.rows": 64, "mesh.engine_tensor": 4, "engine.sleep": True},
-    "30b-a3b-2x8xh100": LARGE | EXPERTS | {"mesh.fsdp": 16, "batch.rows": 16, "mesh.engine_tensor": 4},
+    "30b-a3b-v5p-64": LARGE | EXPERTS | {"mesh.fsdp": 8},
+    "30b-a3b-v6e-64": LARGE | EXPERTS | {"mesh.fsdp": 16, "batch.rows": 64, "engine.sleep": True},
+    "30b-a3b-2x8xh100": LARGE | EXPERTS | {"mesh.fsdp": 4, "batch.rows": 16},
     "32b-4x8xh100": LARGE | {"mesh.engine_tensor": 8, "engine.slots": 64, "engine.row_sizes": (64, 128)},
 }
 

@@ -122,9 +122,9 @@ def publish(target: str) -> dict:
     import kernel_costs
     import traffic
 
-    leaves, new = _layouts(target)
+    leaves, new = layouts_7b(target)
     linked, moved, calls = 0.0, 0.0, []
-    for compiled, times in sync_programs(target):
+    for compiled, times in sync_programs(leaves, new):
         found = traffic.count(compiled.as_text(), kernel_costs.PACKED_ROWS)
         _check(found, 0)
         calls.append(times)
@@ -143,14 +143,13 @@ def publish(target: str) -> dict:
     }
 
 
-def sync_programs(target: str) -> Iterator[tuple]:
-    """Yields the compiled programs of a weight sync, each with the number of its calls."""
+def sync_programs(leaves: list, new: list) -> Iterator[tuple]:
+    """Yields the compiled programs of a weight sync, each with the number of its calls. Arguments are those of `layouts`."""
     import jax
     import jax.numpy as jnp
 
     from jaxrl_post.parallel import relayout
 
-    leaves, new = _layouts(target)
     kinds = Counter(
         tuple((leaves[at].shape, leaves[at].sharding, new[at]) for at in group)
         for group in relayout.groups(leaves, new)
@@ -160,20 +159,27 @@ def sync_programs(target: str) -> Iterator[tuple]:
         yield relayout.identity(tuple(home for *_, home in kind), jnp.bfloat16).lower(*given).compile(), times
 
 
-def _layouts(target: str) -> tuple[list, list]:
-    """Returns the learner's weights by shape, and their shardings in the engine."""
+def layouts_7b(target: str) -> tuple[list, list]:
+    """Returns the layouts of Qwen2.5-7B on a target."""
     import jax
-    import jax.numpy as jnp
 
     from jaxrl_post.launch.plan import chips, device_less
-    from jaxrl_post.models import decoder
     from jaxrl_post.models.presets import PRESETS
-    from jaxrl_post.parallel import mesh as meshes
 
     model, (where, fsdp), ways = PRESETS["qwen2_5_7b"], TRAINED[target], TENSOR[target]
     ours = device_less.mesh(chips.read(where), (1, fsdp, 1, 1))
     apart = ours.devices.reshape(fsdp // ways, 1, 1, ways)
-    theirs = jax.sharding.Mesh(apart, ours.axis_names, axis_types=ours.axis_types)
+    return layouts(model, ours, jax.sharding.Mesh(apart, ours.axis_names, axis_types=ours.axis_types))
+
+
+def layouts(model, ours, theirs) -> tuple[list, list]:
+    """Returns the learner's weights by shape, and their shardings in the engine, of the mesh of each."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxrl_post.models import decoder
+    from jaxrl_post.parallel import mesh as meshes
+
     axes, shapes = decoder.axes(model), decoder.abstract(model)
     old, new = (
         jax.tree.leaves(meshes.param_shardings(mesh, axes, room))

@@ -78,6 +78,14 @@ TARGETS = {
         one=Slice(topology="v5e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
         rows=Slice(topology="v5e:2x2", axes=(1, 1, 4)),
     ),
+    "v5p": Target(
+        platform="tpu",
+        hbm=int(95.74 * GIB),
+        call="tpu_custom_call",
+        relaid=PROJECTIONS,
+        one=Slice(topology="v5p:1x1x1", axes=(1, 1, 1), how=ONE_CHIP),
+        rows=Slice(topology="v5p:2x2x1", axes=(1, 1, 4)),
+    ),
     "v6e": Target(
         platform="tpu",
         hbm=int(31.25 * GIB),

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import pytest
 from targets import TARGETS, memory
 
-from jaxrl_post.kernels import attention, flash_gpu, thresholds, verify
+from jaxrl_post.kernels import attention, flash_gpu, grouped, thresholds, verify
 from jaxrl_post.launch.plan import chips, device_less
 from jaxrl_post.parallel import mesh as meshes
 
@@ -144,6 +144,37 @@ def test_kernel(name, target, table, monkeypatch, tmp_path):
     assert chip.call in compiled.as_text(), "the reference was compiled, not the kernel"
     assert used["temp"] <= kernel.bound and used["total"] <= chip.hbm
     assert not chips["spill_bytes"]
+
+
+@pytest.mark.parametrize("experts, embed, ffw", [(32, 2048, 768), (128, 2048, 192), (8, 2880, 2880)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_grouped_products(target, experts, embed, ffw, table):
+    """Forward and backward, of layers of Qwen3-30B-A3B and gpt-oss-20b on one device. Rows may be copied, matrices never."""
+    chip, rows = TARGETS[target], 4096
+    mesh = chip.mesh(chip.one)
+    given, matrices, made = (
+        jax.ShapeDtypeStruct(dims, jnp.bfloat16, sharding=meshes.replicated(mesh))
+        for dims in ((rows, embed), (experts, embed, ffw), (rows, ffw))
+    )
+    sizes = jax.ShapeDtypeStruct((experts,), jnp.int32, sharding=meshes.replicated(mesh))
+
+    def products(x, matrices, sizes, slope):
+        out, back = jax.vjp(lambda *given: grouped.product(*given, sizes), x, matrices)
+        return out, *back(slope)
+
+    start, options = time.monotonic(), {SPILLING: True} if chip.platform == "cuda" else {}
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        compiled = jax.jit(products).lower(given, matrices, sizes, made).compile(options)
+    text, used, bound = compiled.as_text(), memory(compiled), 2 * 2 * rows * 2 * (embed + ffw)
+    table(
+        f"grouped products, {experts} x {embed} x {ffw}",
+        target,
+        seconds=round(time.monotonic() - start, 2),
+        temp_mib=used["temp"] / MIB,
+        temp_bound_mib=bound / MIB,
+    )
+    assert all(name in text for name in ("grouped_product_1", "grouped_product_2", "grouped_sum"))
+    assert used["temp"] <= bound
 
 
 @pytest.mark.parametrize("kernel, size", [(kernel, size) for kernel, sizes in CANDIDATES.items() for size in sizes])

@@ -127,7 +127,7 @@ def test_row_program(target, table, compile_seconds):
 def test_weight_sync(target, table):
     """The learner's weights become the engine's, all leaves: no host memory, and room for one group beside them."""
     begun, temporaries, calls = time.perf_counter(), [0], 0
-    for compiled, times in roofline.sync_programs(target):
+    for compiled, times in roofline.sync_programs(*roofline.layouts_7b(target)):
         used, calls = memory(compiled), calls + times
         temporaries.append(used["temp"])
         # Of a group, the results are there twice at most: as they arrive, and in the order of the new layout.

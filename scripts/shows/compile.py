@@ -34,7 +34,7 @@ SOURCES = (
     "scripts/kernel_costs.py",
 )  # what `make test-compile` runs
 DEEPER, USEFUL = 1.2, 1.35  # seconds of full depth over those of 2 layers; FLOPs over those that training needs
-TARGETS = ("sm_90", "tpu7x", "v5e", "v6e")
+TARGETS = ("sm_90", "tpu7x", "v5e", "v5p", "v6e")
 
 
 def show(record) -> None:
