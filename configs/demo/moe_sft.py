@@ -2,7 +2,7 @@
 
 Data and recipe: those of configs/demo/sft.py, with fewer steps and a load-balance loss.
 Hardware: 2 CPU cores.
-Expected: accuracy like that of the demo's policy before its training. No figures are committed yet.
+Expected: the shipped policy's figures are those of "before" in scripts/results/demo-moe.json.
 Commands: python -m jaxrl_post.main --config=configs/demo/moe_sft.py --run-dir=runs/moe_sft
           cp runs/moe_sft/policy/* configs/moe_policy/
 """

@@ -1,0 +1,73 @@
+"""Accuracy on held-out prompts before and after a whole run, as the demos' shows bound it, with runs that must not learn."""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+from pathlib import Path
+
+import trained
+
+from jaxrl_post import config
+from jaxrl_post.data import prompts
+from jaxrl_post.runs import rollout_log
+
+CONTROLS = {"learning_rate_0": ("--config.optimizer.lr=0.0",), "shuffled_rewards": ("--config.reward.shuffle=true",)}
+
+
+def run(record, file: str, sft: str, *overrides: str, timeout_s: float, largest: tuple[str, ...] = ()) -> dict:
+    """Runs one whole command from a cold compilation cache. Returns its figures and what its held-out prompts met.
+
+    Args:
+      file: the config. sft: that of the supervised training that made its policy.
+      largest: metrics whose largest value over the steps is returned, too.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        place, cache = Path(folder) / "run", Path(folder) / "cache"
+        cold, before = {"JAX_COMPILATION_CACHE_DIR": str(cache)}, resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = trained.run(record, file, place, "", *overrides, timeout_s=timeout_s, env=cold)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        evaluations = (place / "evaluations" / "index.jsonl").read_text().splitlines()
+        return {
+            **trained.summary(place)["eval"],
+            "seconds": seconds,
+            "cpu_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+            "evaluations": len(evaluations),
+            "seen": _seen(record, place, sft),
+            "largest": {name: max(row[name] for row in trained.rows(place, name)) for name in largest},
+        }
+
+
+def _seen(record, place: Path, sft: str) -> int:
+    """Returns the held-out prompts that the training rollouts, or the rows of the supervised training, contain."""
+
+    def ids(folder: str) -> set[str]:
+        return {group.prompt.id for file in sorted((place / folder).glob("*.npz")) for group in rollout_log.read(file)}
+
+    c = config.resolve(config.load(str(record.root / sft)))
+    rows = prompts.rows(c.data.train, seed=c.seed, split="sft", size=c.data.size, arguments=c.data.task)
+    return len(ids("evaluations") & (ids("rollouts") | {row["id"] for row in rows}))
+
+
+def learns(record, name: str, found: dict, *, after: float) -> None:
+    """Writes the figures of a run that must learn, to at least this accuracy."""
+    record.figure(f"{name}.prompts", found["after"]["n"], at_least=256)
+    record.figure(f"{name}.prompts_seen_in_training", found["seen"], equals=0)
+    record.figure(f"{name}.evaluations", found["evaluations"], at_least=3)
+    record.figure(f"{name}.mean_at_4.before", found["before"]["mean_at_4"], at_most=0.5)
+    record.figure(f"{name}.mean_at_4.after", found["after"]["mean_at_4"], at_least=after)
+    record.figure(f"{name}.greedy.before", found["before"]["greedy"])
+    record.figure(f"{name}.greedy.gain", found["after"]["greedy"] - found["before"]["greedy"], at_least=0.2)
+    for when in ("before", "after"):
+        record.figure(f"{name}.correct_length_p99_to_p50.{when}", found[when]["correct_length_tail"], at_least=4.0)
+    for when in ("before", "after"):
+        record.figure(f"{name}.length_mean.{when}", found[when]["length_mean"])
+
+
+def learns_nothing(record, name: str, found: dict) -> None:
+    """Writes the figures of a control."""
+    record.figure(f"{name}.prompts", found["after"]["n"], equals=1024)
+    record.figure(f"{name}.prompts_seen_in_training", found["seen"], equals=0)
+    record.figure(f"{name}.mean_at_4.before", found["before"]["mean_at_4"])
+    for kind in ("mean_at_4", "greedy"):
+        record.figure(f"{name}.{kind}.gain", found["after"][kind] - found["before"][kind], at_most=0.0299)
