@@ -1,6 +1,7 @@
 """A mixture of experts visibly learns: configs/demo/moe.py at three seeds, each from a cold compilation cache; two controls do not.
 
-1. seeds: synchronous, with routes that the learner repeats. The bound on seconds is three minutes.
+1. seeds: synchronous, with routes that the learner repeats. Three minutes bound the CPU seconds, which a busy machine hardly
+   changes. A lone core would take that long, and two free cores take less. Seconds by the clock are a figure without a bound.
 2. controls: learning rate 0 and shuffled rewards, each on 1,024 held-out prompts.
 3. arms: seed 0 without repeated routes, and pipelined (configs/demo/pipeline.py) with them and without.
 4. drafts: the same recipe on 320 prompts, with drafts (configs/demo/speculation.py) and without. All steps have to train on
@@ -49,8 +50,8 @@ def show(record) -> None:
         found = record.cached(f"seed-{seed}", lambda: _learnt(record, MOE, f"--config.seed={seed}"))
         learning.learns(record, f"seed_{seed}", found, after=AFTER)
         record.figure(f"seed_{seed}.router_mismatch", found["largest"]["training/router_mismatch"], equals=0)
-        record.figure(f"seed_{seed}.cpu_seconds", found["cpu_seconds"])
-        record.figure(f"seed_{seed}.seconds", found["seconds"], at_most=180.0)
+        record.figure(f"seed_{seed}.cpu_seconds", found["cpu_seconds"], at_most=180.0)
+        record.figure(f"seed_{seed}.seconds", found["seconds"])
     for name, control in learning.CONTROLS.items():
         flags = (*control, "--config.eval.prompts=1024", "--config.eval.every=0")
         learning.learns_nothing(record, name, record.cached(name, lambda: _learnt(record, MOE, *flags)))
