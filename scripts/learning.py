@@ -59,8 +59,6 @@ def learns(record, name: str, found: dict, *, after: float) -> None:
     record.figure(f"{name}.greedy.before", found["before"]["greedy"])
     record.figure(f"{name}.greedy.gain", found["after"]["greedy"] - found["before"]["greedy"], at_least=0.2)
     for when in ("before", "after"):
-        record.figure(f"{name}.correct_length_p99_to_p50.{when}", found[when]["correct_length_tail"], at_least=4.0)
-    for when in ("before", "after"):
         record.figure(f"{name}.length_mean.{when}", found[when]["length_mean"])
 
 

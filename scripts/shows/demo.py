@@ -21,6 +21,9 @@ def show(record) -> None:
         flag = f"--config.seed={seed}"
         found = record.cached(f"seed-{seed}", lambda: learning.run(record, *FILES, flag, timeout_s=LIMIT_S))
         learning.learns(record, f"seed_{seed}", found, after=0.85)
+        for when in ("before", "after"):
+            tail = found[when]["correct_length_tail"]
+            record.figure(f"seed_{seed}.correct_length_p99_to_p50.{when}", tail, at_least=4.0)
         record.figure(f"seed_{seed}.seconds", found["seconds"], at_most=300.0)
     for name, control in learning.CONTROLS.items():
         flags = (*control, "--config.eval.prompts=1024")
