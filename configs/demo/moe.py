@@ -9,8 +9,11 @@ Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo/moe.py
 Without replay: add --config.algorithm.router_replay=False. Pipelined: configs/demo/pipeline.py with
 --config.model.path=configs/moe_policy.
-Expected: accuracy rises as in scripts/results/demo-moe.json (python scripts/show.py demo-moe), and
-training/router_mismatch is 0 in every step.
+Expected, on 256 held-out prompts at three seeds (scripts/results/demo-moe.json, checked by python scripts/show.py demo-moe):
+- mean of 4 at temperature 1: from 0.29-0.33 to 0.78-0.79
+- greedy: from 0.00-0.01 to 0.93-0.96
+- training/router_mismatch: 0 in every step
+- CPU seconds from a cold compilation cache: 145 to 169, on a busy machine
 """
 
 from pathlib import Path
