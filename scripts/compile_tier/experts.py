@@ -32,8 +32,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
-SLICES = ("v5p-64", "v6e-64", "2x8xh100")
-CHOICES = {"qwen3_30b_a3b": "configs/models/gsm8k_qwen3.py:30b-a3b"}  # model: config and choice, but for the slice
+CHOICES = {  # model: config and choice, but for the slice; and the slices
+    "qwen3_30b_a3b": ("configs/models/gsm8k_qwen3.py:30b-a3b-", ("v5p-64", "v6e-64", "2x8xh100")),
+    "gpt_oss_20b": ("configs/models/gsm8k_gpt_oss.py:", ("v5p-64", "v6e-64", "8xh100")),
+}
 MIB = 1 << 20
 EXCHANGE = re.compile(r"/experts/shard_map/(all_gather|reduce_scatter|psum)\b")
 
@@ -47,7 +49,7 @@ def build_run(model: str, where: str) -> tuple:
     from jaxrl_post.models.presets import PRESETS
 
     there, shape = chips.read(where), PRESETS[model]
-    config = resolve(load(str(ROOT / f"{CHOICES[model]}-{where}")))
+    config = resolve(load(str(ROOT / f"{CHOICES[model][0]}{where}")))
     devices = build.device_plan(config, list(device_less.mesh(there, (there.devices, 1, 1, 1)).devices.flat))
     learner = build.learner(config, shape, decoder.abstract(shape), devices)
     small, given = learner.jitted()["zeros"]

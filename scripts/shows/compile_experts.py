@@ -35,6 +35,7 @@ SOURCES = (
     "scripts/compilers.py",
     "scripts/traffic.py",
     "configs/models/gsm8k_qwen3.py",
+    "configs/models/gsm8k_gpt_oss.py",
 )
 CPU_S, READ, SLACK = 250, 1.1, 1.2
 ROWS, ROUTINGS, WAYS = (4, 16, 64), 1000, (1, 4)  # WAYS: devices that divide a replica's layers
@@ -63,7 +64,7 @@ def show(record) -> None:
 
     record.figure("planted_dense_products", compiled("planted")["dense_products"], at_least=1)
     for model in experts.CHOICES:
-        for where in experts.SLICES:
+        for where in experts.CHOICES[model][1]:
             for program in ("train", "rows", "swap"):
                 found = compiled(program, model, where)
                 layers = len(PRESETS[model].expert_layers) if program == "rows" else 1
