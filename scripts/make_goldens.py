@@ -123,7 +123,7 @@ FAMILIES: dict[str, tuple[str, str, str, dict]] = {
         "bfloat16",
         "1GB",
         dict(num_hidden_layers=2, num_key_value_heads=2, head_dim=16, sliding_window=8, rope_parameters=YARN)
-        | dict(num_local_experts=5, num_experts_per_tok=3, intermediate_size=16, swiglu_limit=1.0),
+        | dict(num_local_experts=5, num_experts_per_tok=3, intermediate_size=20, swiglu_limit=1.0),
     ),
 }
 

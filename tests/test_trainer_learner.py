@@ -328,7 +328,7 @@ def test_bfloat16_compute_keeps_float32_masters_and_a_close_gradient():
     [
         (
             dict(sizes=(2, 1, 1), rows=3),
-            r"batch.rows=3 must be a multiple of mesh.data\*mesh.fsdp=2; the nearest valid "
+            r"batch.rows=3 must be a multiple of mesh.data\*mesh.fsdp\*mesh.expert=2; the nearest valid "
             "value is 4",
         ),
         (dict(sizes=(1, 1, 4)), "mesh.tensor=4 does not divide the model's kv_heads=2"),

@@ -205,4 +205,10 @@ def test_nothing_is_compiled_while_they_come_and_go():
 
 def test_rows_that_the_lent_devices_cannot_divide_are_refused():
     _, lent = meshes_of(False)
-    refused("batch.rows=3 must be a multiple of mesh.data.mesh.fsdp=2", arms.learner, np.float32, rows=3, lent=lent)
+    refused(
+        "batch.rows=3 must be a multiple of mesh.data.mesh.fsdp.mesh.expert=2",
+        arms.learner,
+        np.float32,
+        rows=3,
+        lent=lent,
+    )
