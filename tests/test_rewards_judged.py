@@ -175,9 +175,14 @@ def _rollouts(*numbers: int, prompt: str = "a") -> list[Rollout]:
     return [Rollout.written(one.id, one.prompt, [n], Finish.EOS) for one, n in zip(made, numbers)]
 
 
+def _unread(tokens, before=(), skip_special=True) -> str:
+    """The text of a rollout that only the judge reads."""
+    return ""
+
+
 def test_verdicts_alone_are_journaled_counted_and_not_asked_for_again():
     court, log, rollouts = Court(), Log(), _rollouts(3, 8, 9, 3)
-    with pool("", timeout_s=5.0, journal=log, beside=court.judged(True)) as rewards:
+    with pool("", decode=_unread, timeout_s=5.0, journal=log, beside=court.judged(True)) as rewards:
         found, counts = joined(rewards, *rollouts), rewards.metrics()
     assert found.scored.tolist() == [True, False, False, True]  # 8 is out of range, 9 has no question
     np.testing.assert_array_equal(found.rewards[[0, 3]], [1.5, 1.5])
@@ -186,7 +191,9 @@ def test_verdicts_alone_are_journaled_counted_and_not_asked_for_again():
     assert (counts["judge/questions"], counts["judge/reply_tokens"], counts["reward/unscored"]) == (4, 3, 2)
     assert [record["verdict"] for record in log] == [3.0, None, None, 3.0] and log[0]["reply"] == "so\nVERDICT: 3"
     again, silent = Log(), Court()
-    with pool("", timeout_s=5.0, journal=again, journaled=Journaled(log), beside=silent.judged(True)) as rewards:
+    with pool(
+        "", decode=_unread, timeout_s=5.0, journal=again, journaled=Journaled(log), beside=silent.judged(True)
+    ) as rewards:
         found = joined(rewards, *rollouts)
         assert rewards.metrics() == {**counts, "timing_s/reward_wait": pytest.approx(0, abs=5)}
     assert silent.engine.asked == [] and again == log and found.scored.tolist() == [True, False, False, True]
