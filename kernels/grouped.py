@@ -46,12 +46,25 @@ def _product(serving: frozenset[str], rows: Array, matrices: Array, sizes: Array
     return jax.lax.platform_dependent(rows, matrices, sizes, default=jax.lax.ragged_dot, **kernels)
 
 
+def gradients(
+    kernel: Any,
+    rows: Float[Array, "M K"],
+    matrices: Float[Array, "E K N"],
+    sizes: Int[Array, " E"],
+    slope: Float[Array, "M N"],
+    interpret: bool = False,
+) -> tuple[Float[Array, "M K"], Float[Array, "E K N"]]:
+    """Returns the gradients of `product` by rows and matrices, as one of KERNELS computes them."""
+    by_rows = kernel.product(slope, matrices, sizes, axis=2, interpret=interpret)
+    return by_rows, kernel.by_matrices(rows, slope, sizes, matrices.dtype, interpret)
+
+
 def _kept(serving: frozenset[str], rows: Array, matrices: Array, sizes: Array) -> tuple[Array, tuple]:
     return _product(serving, rows, matrices, sizes), (rows, matrices, sizes)
 
 
 def _gradients(serving: frozenset[str], kept: tuple, slope: Array) -> tuple:
-    kernels = {platform: KERNELS[platform].gradients for platform in serving}
+    kernels = {platform: functools.partial(gradients, KERNELS[platform]) for platform in serving}
     return *jax.lax.platform_dependent(*kept, slope, default=_plain_gradients, **kernels), None
 
 

@@ -56,24 +56,6 @@ def width(numbers: int, most: int) -> int:
     return next(size for size in (128, 64, 32, 16) if size <= most and numbers % size == 0)
 
 
-def product(
-    rows: Float[Array, "M K"], matrices: Float[Array, "E K N"], sizes: Int[Array, " E"], interpret: bool = False
-) -> Float[Array, "M N"]:
-    """Returns grouped.product. `interpret`: runs without a device, in any dtype."""
-    return _product(rows, matrices, sizes, 1, interpret)
-
-
-def gradients(
-    rows: Float[Array, "M K"],
-    matrices: Float[Array, "E K N"],
-    sizes: Int[Array, " E"],
-    slope: Float[Array, "M N"],
-    interpret: bool = False,
-) -> tuple[Float[Array, "M K"], Float[Array, "E K N"]]:
-    """Returns the gradients of grouped.product by rows and matrices."""
-    return _product(slope, matrices, sizes, 2, interpret), _by_matrices(rows, matrices, sizes, slope, interpret)
-
-
 def _padded(rows: Array) -> Array:
     return jnp.pad(rows, ((0, max(0, ROWS - len(rows))), (0, 0)))
 
@@ -89,8 +71,17 @@ def _call(kernel: Any, grid: tuple, given: tuple, made: Any, name: str, interpre
     )(*given)
 
 
-def _product(rows: Array, matrices: Array, sizes: Array, axis: int, interpret: bool) -> Array:
-    """Sums over one axis of the matrices."""
+def product(
+    rows: Float[Array, "M _"],
+    matrices: Float[Array, "E K N"],
+    sizes: Int[Array, " E"],
+    axis: int = 1,
+    interpret: bool = False,
+) -> Float[Array, "M _"]:
+    """Returns grouped.product. It sums over `axis` of the matrices: 1, or 2 for slopes [M, N].
+
+    `interpret`: runs without a device, in any dtype.
+    """
     count, rows = len(rows), _padded(rows)
     inputs, outputs = matrices.shape[axis], matrices.shape[3 - axis]
     wide, deep, walk = width(outputs, WIDEST), width(inputs, SUMMED), visits(sizes, len(rows))
@@ -133,11 +124,14 @@ def _product_kernel(wide: int, deep: int, axis: int, *refs: Any) -> None:
         triton.store(made.at[some, out], total.astype(made.dtype), mask=mine[:, None])
 
 
-def _by_matrices(rows: Array, matrices: Array, sizes: Array, slope: Array, interpret: bool) -> Array:
-    """Returns [E, K, N], of each group the sum over its rows of row times slope."""
-    (E, inputs, outputs), rows, slope, end = matrices.shape, _padded(rows), _padded(slope), jnp.cumsum(sizes)
+def by_matrices(
+    rows: Float[Array, "M K"], slope: Float[Array, "M N"], sizes: Int[Array, " E"], dtype: Any, interpret: bool = False
+) -> Float[Array, "E K N"]:
+    """Returns of each group the sum over its rows of row times slope."""
+    rows, slope, end = _padded(rows), _padded(slope), jnp.cumsum(sizes)
+    E, inputs, outputs = len(sizes), rows.shape[1], slope.shape[1]
     high, wide = width(inputs, SUMMED), width(outputs, WIDEST)
-    made = jax.ShapeDtypeStruct(matrices.shape, matrices.dtype)
+    made = jax.ShapeDtypeStruct((E, inputs, outputs), dtype)
     kernel, grid = functools.partial(_sum_kernel, high, wide), (outputs // wide, inputs // high, E)
     return _call(kernel, grid, (end - sizes, end, rows, slope), made, "grouped_sum", interpret)
 

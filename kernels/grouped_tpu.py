@@ -90,25 +90,6 @@ def matrix_blocks(axis: int, inputs: int, outputs: int, bytes_of_one: int) -> tu
     return (wide, (None, inputs, wide), matrix_at) if axis == 1 else (wide, (None, wide, inputs), turned_matrix_at)
 
 
-def product(
-    rows: Float[Array, "M K"], matrices: Float[Array, "E K N"], sizes: Int[Array, " E"], interpret: bool = False
-) -> Float[Array, "M N"]:
-    """Returns grouped.product. `interpret`: runs without a device, in any dtype."""
-    return _product(rows, matrices, sizes, 1, interpret)
-
-
-def gradients(
-    rows: Float[Array, "M K"],
-    matrices: Float[Array, "E K N"],
-    sizes: Int[Array, " E"],
-    slope: Float[Array, "M N"],
-    interpret: bool = False,
-) -> tuple[Float[Array, "M K"], Float[Array, "E K N"]]:
-    """Returns the gradients of grouped.product by rows and matrices."""
-    by_rows = _product(slope, matrices, sizes, 2, interpret)
-    return by_rows, _by_matrices(rows, slope, sizes, matrices.dtype, interpret)
-
-
 def turned(inputs: int, outputs: int) -> bool:
     """Returns whether XLA:TPU keeps matrices of this shape transposed, because lanes would else be empty. Another order is a copy."""
     return outputs % LANES > 0 and inputs % LANES == 0
@@ -118,8 +99,17 @@ def _padded(rows: Array) -> Array:
     return jnp.pad(rows, ((0, -len(rows) % TILE), (0, 0)))
 
 
-def _product(rows: Array, matrices: Array, sizes: Array, axis: int, interpret: bool) -> Array:
-    """Sums over one axis of the matrices."""
+def product(
+    rows: Float[Array, "M _"],
+    matrices: Float[Array, "E K N"],
+    sizes: Int[Array, " E"],
+    axis: int = 1,
+    interpret: bool = False,
+) -> Float[Array, "M _"]:
+    """Returns grouped.product. It sums over `axis` of the matrices: 1, or 2 for slopes [M, N].
+
+    `interpret`: runs without a device, in any dtype.
+    """
     if turned(*matrices.shape[1:]):
         axis, matrices = 3 - axis, matrices.swapaxes(1, 2)
     count, rows = len(rows), _padded(rows)
@@ -165,10 +155,12 @@ def _product_kernel(axis: int, *refs: Any) -> None:
     made[...] = jnp.where(_mine(walk, pl.program_id(1), out.shape[1]), out, made[...])
 
 
-def _by_matrices(rows: Array, slope: Array, sizes: Array, dtype: Any, interpret: bool) -> Array:
-    """Returns [E, K, N], of each group the sum over its rows of row times slope. It visits every group, to write its sum."""
+def by_matrices(
+    rows: Float[Array, "M K"], slope: Float[Array, "M N"], sizes: Int[Array, " E"], dtype: Any, interpret: bool = False
+) -> Float[Array, "E K N"]:
+    """Returns of each group the sum over its rows of row times slope. It visits every group, to write its sum."""
     if turned(rows.shape[1], slope.shape[1]):
-        return _by_matrices(slope, rows, sizes, dtype, interpret).swapaxes(1, 2)
+        return by_matrices(slope, rows, sizes, dtype, interpret).swapaxes(1, 2)
     rows, slope = _padded(rows), _padded(slope)
     inputs, outputs, (walk, most) = rows.shape[1], slope.shape[1], visits(sizes, len(rows), least=1)
     high = inputs if inputs <= LANES else -(-min(inputs, 1024) // LANES) * LANES

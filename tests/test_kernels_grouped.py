@@ -49,7 +49,7 @@ def test_products_and_gradients_are_those_of_a_loop_over_groups(platform, name, 
         rows, matrices, slope = case(sizes, dtype, behind=40 if "behind" in name or name == "none" else 0)
         counts, known = jnp.asarray(sizes, jnp.int32), sum(sizes)
         out = jax.jit(functools.partial(kernel.product, interpret=True))(rows, matrices, counts)
-        back = jax.jit(functools.partial(kernel.gradients, interpret=True))(rows, matrices, counts, slope)
+        back = jax.jit(functools.partial(grouped.gradients, kernel, interpret=True))(rows, matrices, counts, slope)
         found = [np.asarray(x)[:known] for x in (out, back[0])] + [np.asarray(back[1])]
     for own, exact in zip(found, loop(rows, matrices, sizes, slope), strict=True):
         assert own.shape == exact.shape
@@ -62,7 +62,7 @@ def test_neither_infinite_rows_of_others_nor_their_slopes_reach_a_group(platform
     rows, matrices, slope = case(sizes, np.float32, behind=8)
     behind = np.arange(len(rows))[:, None] >= sum(sizes)
     rows, slope = (jnp.where(behind, np.nan, x) for x in (rows, slope))
-    found = kernel.gradients(rows, matrices, jnp.asarray(sizes, jnp.int32), slope, interpret=True)
+    found = grouped.gradients(kernel, rows, matrices, jnp.asarray(sizes, jnp.int32), slope, interpret=True)
     assert np.isfinite(found[1]).all() and np.isfinite(found[0][: sum(sizes)]).all()
 
 

@@ -5,7 +5,7 @@ Reads the keys of transformers 4 (rope_theta, rope_scaling, rope_local_base_freq
 read. Matrices in the files are [out, in] and rotate pairs (i, i + H/2) like the decoder, so a transpose converts them.
 
 Refuses other architectures, and settings that change the scores and are not supported (biases of Llama,
-quantisation, ...). Also refuses to write a variant that no family expresses.
+quantisation but MXFP4, ...). Also refuses to write a variant that no family expresses.
 """
 
 from __future__ import annotations
