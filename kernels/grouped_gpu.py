@@ -24,6 +24,7 @@ ROWS = 64  # of a visit
 WIDEST, SUMMED = 128, 64  # outputs of a block, and numbers that are summed over in one turn, at most
 LEAST = 16  # of each, which tensor cores multiply
 WARPS, STAGES = 4, 3
+NARROW = 128  # numbers of an axis that zeros may fill up to a multiple of LEAST: those of low-rank additions
 NEEDS = f"bfloat16 or float16, and matrices of multiples of {LEAST}"
 
 
@@ -36,7 +37,8 @@ class Visits(NamedTuple):
 
 
 def serves(dtype: Any, of_matrices: Any, inputs: int, outputs: int) -> bool:
-    return dtype == of_matrices and jnp.dtype(dtype).itemsize == 2 and inputs % LEAST == 0 and outputs % LEAST == 0
+    fits = all(side % LEAST == 0 or side < NARROW for side in (inputs, outputs))
+    return dtype == of_matrices and jnp.dtype(dtype).itemsize == 2 and fits
 
 
 def visits(sizes: Int[Array, " E"], rows: int) -> Visits:
@@ -57,7 +59,7 @@ def width(numbers: int, most: int) -> int:
 
 
 def _padded(rows: Array) -> Array:
-    return jnp.pad(rows, ((0, max(0, ROWS - len(rows))), (0, 0)))
+    return jnp.pad(rows, ((0, max(0, ROWS - len(rows))), (0, -rows.shape[1] % LEAST)))
 
 
 def _call(kernel: Any, grid: tuple, given: tuple, made: Any, name: str, interpret: bool) -> Array:
@@ -82,13 +84,14 @@ def product(
 
     `interpret`: runs without a device, in any dtype.
     """
-    count, rows = len(rows), _padded(rows)
+    count, narrow, rows = len(rows), matrices.shape[3 - axis], _padded(rows)
+    matrices = jnp.pad(matrices, [(0, 0), *((0, -side % LEAST) for side in matrices.shape[1:])])
     inputs, outputs = matrices.shape[axis], matrices.shape[3 - axis]
     wide, deep, walk = width(outputs, WIDEST), width(inputs, SUMMED), visits(sizes, len(rows))
     made = jax.ShapeDtypeStruct((len(rows), outputs), rows.dtype)
     kernel = functools.partial(_product_kernel, wide, deep, axis)
     grid = (outputs // wide, len(walk.group))
-    return _call(kernel, grid, (*walk, rows, matrices), made, f"grouped_product_{axis}", interpret)[:count]
+    return _call(kernel, grid, (*walk, rows, matrices), made, f"grouped_product_{axis}", interpret)[:count, :narrow]
 
 
 def _dot(a: Array, b: Array) -> Array:
@@ -128,12 +131,15 @@ def by_matrices(
     rows: Float[Array, "M K"], slope: Float[Array, "M N"], sizes: Int[Array, " E"], dtype: Any, interpret: bool = False
 ) -> Float[Array, "E K N"]:
     """Returns of each group the sum over its rows of row times slope."""
-    rows, slope, end = _padded(rows), _padded(slope), jnp.cumsum(sizes)
+    sides, end = (rows.shape[1], slope.shape[1]), jnp.cumsum(sizes)
+    rows, slope = _padded(rows), _padded(slope)
     E, inputs, outputs = len(sizes), rows.shape[1], slope.shape[1]
     high, wide = width(inputs, SUMMED), width(outputs, WIDEST)
     made = jax.ShapeDtypeStruct((E, inputs, outputs), dtype)
     kernel, grid = functools.partial(_sum_kernel, high, wide), (outputs // wide, inputs // high, E)
-    return _call(kernel, grid, (end - sizes, end, rows, slope), made, "grouped_sum", interpret)
+    return _call(kernel, grid, (end - sizes, end, rows, slope), made, "grouped_sum", interpret)[
+        :, : sides[0], : sides[1]
+    ]
 
 
 def _sum_kernel(high: int, wide: int, begin: Any, end: Any, rows: Any, slope: Any, made: Any) -> None:

@@ -42,6 +42,11 @@ PRESETS = (
     ),
     Preset(config="gsm8k_qwen3.py:32b-v5p-64", slice="v5p-64"),
     Preset(config="gsm8k_qwen3.py:32b-4x8xh100", slice="8xh100", count=4),
+    Preset(config="gsm8k_qwen3.py:30b-a3b-v5p-64", slice="v5p-64"),
+    Preset(config="gsm8k_qwen3.py:30b-a3b-v6e-64", slice="v6e-64"),
+    Preset(config="gsm8k_qwen3.py:30b-a3b-2x8xh100", slice="8xh100", count=2),
+    Preset(config="gsm8k_gpt_oss.py", slice="8xh100"),
+    Preset(config="gsm8k_gpt_oss.py:v6e-16", slice="v6e-16"),
 )
 
 
@@ -66,13 +71,14 @@ def _row(preset: Preset) -> tuple[str, ...]:
     parts = roofline.seconds(config, model, where, prompt, seen.told["mean"])
     step = slice_plan.step_seconds(config, model, where, parts["all"], seen).step_s
     replicas = f"{config.replicas} replicas of {m.replica}" if config.replicas > 1 else "1 replica"
+    experts = f" x expert {m.expert}" if m.expert > 1 else ""
     sleeps = ", the engine sleeps" if config.engine.sleep else ""
     changes = "".join(f" `--config.{one}`" for one in preset.overrides)
     return (
         f"`{where.name}`",
         f"`configs/models/{preset.config}`{changes}",
         Path(config.model.path).name,
-        f"data {m.data} x fsdp {m.fsdp}, {replicas}",
+        f"data {m.data} x fsdp {m.fsdp}{experts}, {replicas}",
         f"{config.scheduler.name}{sleeps}",
         f"{found.most / 2**30:.1f} of {where.chip.memory / 2**30:.1f} GiB",
         f"{step:.0f}",

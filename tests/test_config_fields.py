@@ -333,6 +333,7 @@ _IGNORED = [
     ),
     ("reward.adaptive_limit=true", ENVIRONMENT, ("reward.timeout_s=60",)),
     ("environment.workers=3", ("environment.name=harness",), ENVIRONMENT),
+    ("algorithm.router_replay_reference=false", (), ("algorithm.router_replay=true",)),
     (
         "environment.arguments.size=4 environment.workers=2 environment.timeout_s=60 environment.max_turns=2 "
         "environment.max_s=9 environment.delay=4 environment.tool_calls=hermes environment.cut_turns=mask",

@@ -83,7 +83,9 @@ ARMS_OF_ALGORITHM = {  # values that are set one at a time; those that the arms 
     "neftune_alpha": ("5",),
 }
 _CHOSEN = ("adv_estimator", "loss_mode")
-_OF_ROUTERS = ("router_aux_loss_coef", "router_z_loss_coef", "router_replay")  # see test_trainer_routing.py
+_OF_ROUTERS = (  # see test_trainer_routing.py
+    *("router_aux_loss_coef", "router_z_loss_coef", "router_replay", "router_replay_reference"),
+)
 _CHOICES = {name: fields.members(configs.AlgorithmConfig)[name][1].metadata.get("choices") for name in _CHOSEN}
 _ESTIMATORS = [name for name in _CHOICES["adv_estimator"] if name != "pairs"]
 _LOSSES = [name for name in _CHOICES["loss_mode"] if name not in ("sft", "dpo", "ipo", "bradley_terry", "gkd")]

@@ -23,10 +23,10 @@ SIZES = {
 K, N = 32, 48
 
 
-def case(sizes, dtype, behind=0):
+def case(sizes, dtype, behind=0, sides=(K, N)):
     rng = np.random.default_rng(5)
     M = sum(sizes) + behind
-    shapes = (M, K), (len(sizes), K, N), (M, N)
+    shapes = (M, sides[0]), (len(sizes), *sides), (M, sides[1])
     return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
 
 
@@ -45,8 +45,19 @@ def loop(rows, matrices, sizes, slope):
 @pytest.mark.parametrize("platform", KERNELS)
 def test_products_and_gradients_are_those_of_a_loop_over_groups(platform, name, dtype, bound):
     sizes, kernel = SIZES[name], KERNELS[platform]
+    _agrees(kernel, sizes, dtype, bound, behind=40 if "behind" in name or name == "none" else 0)
+
+
+@pytest.mark.parametrize("sides", [(32, 8), (8, 32)], ids=str)
+def test_a_low_rank_addition_of_eight_has_the_kernel_of_gpus_too(sides):
+    assert grouped_gpu.serves(jnp.bfloat16, jnp.bfloat16, *sides)
+    assert not grouped_gpu.serves(jnp.bfloat16, jnp.bfloat16, 200, 32)
+    _agrees(grouped_gpu, (3, 0, 5), np.float32, SINGLE, sides=sides)
+
+
+def _agrees(kernel, sizes, dtype, bound, **more):
     with jax.enable_x64(dtype == np.float64):
-        rows, matrices, slope = case(sizes, dtype, behind=40 if "behind" in name or name == "none" else 0)
+        rows, matrices, slope = case(sizes, dtype, **more)
         counts, known = jnp.asarray(sizes, jnp.int32), sum(sizes)
         out = jax.jit(functools.partial(kernel.product, interpret=True))(rows, matrices, counts)
         back = jax.jit(functools.partial(grouped.gradients, kernel, interpret=True))(rows, matrices, counts, slope)

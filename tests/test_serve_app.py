@@ -122,6 +122,7 @@ def test_the_bits_are_those_of_the_engine_without_a_server(server):
             assert one["text"] == text
             assert one["finish_reason"] == ("length" if rollout.finish.value == "length" else "stop")
             assert one["weight_versions"] == [0] and set(one["token_versions"]) == {0}
+        assert response["sampling_law"] == {"temperature": law.temperature, "top_k": law.top_k, "top_p": law.top_p}
 
 
 def test_a_drawn_seed_is_told_and_repeats_the_response(server):

@@ -108,6 +108,7 @@ def test_rollouts_are_those_of_the_engine_and_prompts_are_scored(client):
         assert one["tokens"] == ours.tokens.tolist()
         assert np.array_equal(np.float32(one["logprobs"]), ours.logprobs)
         assert one["stop_reason"] == ("length" if ours.finish is Finish.LENGTH else "stop")
+    assert found["sampling_law"] == {"temperature": 0.8, "top_k": 0, "top_p": 1.0}
     scored = own.logprobs([SUM[:1]], [SUM[1:]], sampling={"temperature": 1.0})[0]
     assert found["prompt_logprobs"][0] is None
     assert np.allclose(found["prompt_logprobs"][1:], scored, rtol=0, atol=1e-5)

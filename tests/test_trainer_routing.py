@@ -77,7 +77,7 @@ def test_the_engine_records_what_the_twin_chooses(groups):
         assert all(token in row for token, row in zip(rollout.tokens, kept.rows(14)))
 
 
-def learner(params, dtype: str = "float32", **algorithm) -> Learner:
+def learner(params, dtype: str = "float32", reference=None, **algorithm) -> Learner:
     settings = LearnerSettings(
         algorithm=arms.algorithm(prox_logp_method="rollout", kl_loss_coef=0.0, **algorithm),
         optimizer=config.OptimizerConfig(),
@@ -89,7 +89,7 @@ def learner(params, dtype: str = "float32", **algorithm) -> Learner:
         route_words=WORDS,
         compute_dtype=dtype,
     )
-    return Learner(MODEL, params, mesh.make_mesh(), settings)
+    return Learner(MODEL, params, mesh.make_mesh(), settings, reference=reference)
 
 
 def committed(one: Learner, groups) -> dict[str, float]:
@@ -134,8 +134,10 @@ def test_the_weights_of_the_terms_reach_the_gradient(groups):
 def test_moved_weights_repeat_the_recorded_routes(groups):
     """Log-probs are those of a float64 forward whose experts are the recorded ones where there is a record."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    own, forced = learner(MOVED), learner(MOVED, router_replay=True)
+    own, forced = learner(MOVED), learner(MOVED, reference=MOVED, router_replay=True, router_replay_reference=False)
     free, replayed = own.logprobs(groups), forced.logprobs(groups)
+    reference = forced.logprobs(groups, of_reference=True)
+    assert max(np.abs(free[r.id] - reference[r.id]).max() for r in rollouts) < CLOSE
     assert max(np.abs(free[r.id] - replayed[r.id]).max() for r in rollouts) > 1e-3
     for rollout in rollouts:
         assert np.abs(replayed[rollout.id] - twin(MOVED, rollout)).max() < CLOSE

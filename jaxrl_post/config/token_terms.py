@@ -99,6 +99,11 @@ class TokenTerms:
         doc="Whether the learner uses the experts that the engine recorded for every sampled token, with gates from its own "
         "scores (R3, arXiv 2510.11370). It needs `sampling.keep_routes`.",
     )
+    router_replay_reference: bool = any_of_type(
+        True,
+        used_when="algorithm.router_replay=true",
+        doc="Whether the reference uses the recorded experts too. False: those of its own scores.",
+    )
     lam_value: float = number(
         -1.0,
         -1.0,

@@ -379,18 +379,25 @@ def by_experts(mesh: Mesh, run: Callable, axes: Mapping[str, tuple], rows: tuple
 
     Devices along the axis `expert` exchange rows, where it splits them, once before `run` and sums once behind it. Never the
     k copies of a row travel. Parts of a sum over a split axis of the matrices are added here, in an order that no load changes.
+    The learner's matrices are gathered along fsdp here, so that each device gets the sum of its own part of their gradient.
 
     Args:
-      axes: logical names of each matrix. "ffw" is split over tensor, and "expert" over expert.
+      axes: logical names of each matrix. "ffw" is split over tensor, "expert" over expert, and the learner's "embed" over fsdp.
       rows: mesh axes that split the rows. None of them: all devices have the same rows, and the function may be mapped over
         replicas by vmap(..., spmd_axis_name=REPLICAS).
     """
     mine, divided = PartitionSpec(rows or None), mesh.shape[EXPERT] > 1
-    split = {"ffw": TENSOR, "expert": EXPERT}
-    matrices = {name: PartitionSpec(*map(split.get, names)) for name, names in axes.items()}
+    rules = RULES["learner" if rows else "engine"]
+    matrices = {name: _spec(names, rules) for name, names in axes.items()}
     alone = run if rows else _one_by_one(run)
 
+    def whole(name: str, matrix: jax.Array) -> jax.Array:
+        if not rows or mesh.shape[FSDP] == 1 or "embed" not in axes[name]:
+            return matrix
+        return jax.lax.all_gather(matrix, FSDP, axis=axes[name].index("embed"), tiled=True)
+
     def part(x: jax.Array, ids: jax.Array, gates: jax.Array, given: Mapping[str, jax.Array]) -> jax.Array:
+        given = {name: whole(name, matrix) for name, matrix in given.items()}
         if not divided:
             out = alone(x, ids, gates, given)
             return jax.lax.psum(out, TENSOR) if mesh.shape[TENSOR] > 1 else out

@@ -181,6 +181,11 @@ class Sampling:
         """Returns whether some ids are never sampled."""
         return self.top_k > 0 or self.top_p < 1
 
+    @property
+    def law(self) -> dict[str, float]:
+        """Returns the numbers that decide how likely an id is, by name."""
+        return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:

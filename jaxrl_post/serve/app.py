@@ -152,6 +152,7 @@ class Endpoints:
                 model=service.name,
                 key=service.key,
                 seed=ticket.seed,
+                law=ticket.sampling_params.law,
                 tokenizer=service.tokenizer,
                 parser=service.parser,
             )

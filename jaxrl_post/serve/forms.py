@@ -1,6 +1,6 @@
 """The objects that responses are made of, in OpenAI's form: /v1/completions and /v1/chat/completions, whole and in chunks.
 
-Fields of our own stand beside theirs. A response has `seed` and `weight_versions`. A choice has `weight_versions` and
+Fields of our own stand beside theirs. A response has `seed`, `sampling_law` and `weight_versions`. A choice has `weight_versions` and
 `stop_reason`, and with return_token_ids `prompt_token_ids`, `token_ids` and `token_versions`. The response to a turn of a
 session has `weight_versions` and `session`.
 
@@ -153,12 +153,21 @@ class Completion:
 
     Args:
       key: the numerics key, which the fingerprint names.
+      law: of the sampled tokens and of their log-probs, Sampling.law.
     """
 
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
     def __init__(
-        self, sampling: SamplingRequest, *, model: str, key: str, seed: int, tokenizer: Tokenizer, parser: str
+        self,
+        sampling: SamplingRequest,
+        *,
+        model: str,
+        key: str,
+        seed: int,
+        law: Mapping[str, float],
+        tokenizer: Tokenizer,
+        parser: str,
     ):
         self.sampling, self.tokenizer, self._parser, self._key = sampling, tokenizer, parser, key
         self._head = {
@@ -166,6 +175,7 @@ class Completion:
             "created": int(time.time()),
             "model": model,
             "seed": seed,
+            "sampling_law": dict(law),
         }
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:

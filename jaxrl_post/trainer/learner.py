@@ -227,7 +227,8 @@ class Learner:
     def logprobs(self, groups: Sequence[Group], *, of_reference: bool = False) -> dict[RolloutId, np.ndarray]:
         """Returns log-probs of every rollout, float[T] on the host by id, at the current weights or the reference's."""
         self.compile()
-        return self._over(self._bare(groups), self._scores(self._reference if of_reference else self.params))
+        packed = self._bare(groups)
+        return self._of_reference(packed) if of_reference else self._over(packed, self._scores(self.params))
 
     def prepare(self, groups: Sequence[Group]) -> None:
         """Computes reference log-probs and advantages of these groups, and keeps them over the commits of the round.
@@ -256,7 +257,7 @@ class Learner:
         packed = functools.cache(lambda: self._bare(trained))  # once for all passes
         self._old.prepare(trained, lambda some: self._over(self._bare(some, noisy=True), self._scores(self.params)))
         if self._reference is not None:
-            self._ref.update(self._over(packed(), self._scores(self._reference)))
+            self._ref.update(self._of_reference(packed()))
         algorithm, known = self.kl.applied(self._algorithm), dict(old=self._old.of, reference=self._ref)
         if self._critic.there:
             known["values"] = self._over(packed(), self._critic.values(self.params))
@@ -434,6 +435,15 @@ class Learner:
 
     def _scores(self, policy: Any) -> Callable[[packing.Batch], jax.Array]:
         return lambda batch: self._programs["score"](policy, batch)
+
+    def _of_reference(
+        self, packed: tuple[list[packing.Batch], list[packing.RolloutSpan]]
+    ) -> dict[RolloutId, np.ndarray]:
+        """Returns the reference's log-probs of groups that `_bare` packed."""
+        batches, places = packed
+        if not self._algorithm.router_replay_reference:
+            batches = [packing.unrouted(batch) for batch in batches]
+        return self._over((batches, places), self._scores(self._reference))
 
     def _bare(
         self, groups: Sequence[Group], noisy: bool = False

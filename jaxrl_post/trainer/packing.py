@@ -13,6 +13,7 @@ parked rollout.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -190,6 +191,11 @@ def blank(
 ) -> Batch:
     """Returns a batch of padding with the leaves that `pack` would make: the shape to compile for."""
     return Batch(**_empty(rows, tokens, dtype, leaves, kept_ids, route_words))
+
+
+def unrouted(batch: Batch) -> Batch:
+    """Returns a batch in which no token has a recorded route."""
+    return dataclasses.replace(batch, routes=np.full_like(batch.routes, -1))
 
 
 def per_rollout(arrays: Sequence[np.ndarray], places: Sequence[RolloutSpan]) -> dict[RolloutId, np.ndarray]:

@@ -70,7 +70,7 @@ def train(model: str, where: str) -> dict:
     if not config.engine.sleep:
         beside += sum(_engine(config, shape, devices))
     tokens = config.mesh.expert * config.batch.tokens * config.batch.rows // config.mesh.shards
-    found = _counted(compiled.as_text(), shape, devices.learner, len(shape.expert_layers))
+    found = _counted(compiled.as_text(), shape, devices.learner, len(shape.expert_layers), tokens)
     floor = 2 * (2 + 4) * tokens * shape.embed * len(shape.expert_layers)
     return found | {
         "cpu_s": seconds,
@@ -103,7 +103,7 @@ def rows(model: str, where: str) -> dict:
     programs.compile(weights)
     seconds = time.process_time() - begun
     compiled = programs.compiled[f"dispatch_{most}"]
-    found = _counted(compiled.as_text(), shape, devices.first, len(shape.expert_layers))
+    found = _counted(compiled.as_text(), shape, devices.first, len(shape.expert_layers), most)
     return found | {
         "cpu_s": seconds,
         "memory_mib": (memory(compiled)["total"] + shard_bytes(learner.state)) / MIB,
@@ -148,7 +148,7 @@ def planted() -> dict:
     given = (512, shape.embed), (e.count, shape.embed, e.ffw), (e.count,)
     types = jnp.bfloat16, jnp.bfloat16, jnp.int32
     shapes = [jax.ShapeDtypeStruct(dims, dtype, sharding=home) for dims, dtype in zip(given, types, strict=True)]
-    return _counted(jax.jit(jax.lax.ragged_dot).lower(*shapes).compile().as_text(), shape, mesh, 1)
+    return _counted(jax.jit(jax.lax.ragged_dot).lower(*shapes).compile().as_text(), shape, mesh, 1, 512)
 
 
 def _engine(config, shape, devices) -> tuple[int, int]:
@@ -165,13 +165,14 @@ def _engine(config, shape, devices) -> tuple[int, int]:
     return weights, shape.layers * config.pages * config.engine.page_size * 2 * heads * shape.head_dim * 2
 
 
-def _counted(text: str, shape, mesh, layers: int) -> dict:
-    """Returns what a text does with experts.
+def _counted(text: str, shape, mesh, layers: int, rows: int) -> dict:
+    """Returns what a text does with experts. rows: that devices along the axis of experts have together.
 
     - dense_products: products, outside of kernels, one of whose sides is all matrices of one name that a device has
     - copied_matrices: lines that copy or transpose these
     - kernels: calls of the grouped kernels
-    - exchange_gb: of rows and sums, in one turn of a program's outer loop; not of weights or their gradients
+    - exchange_gb: of rows and sums, in one turn of a program's outer loop. XLA puts gradients of weights into the same
+      collectives, and arrays that have not so many rows do not count.
     """
     import collectives
     import compiled_text
@@ -190,8 +191,13 @@ def _counted(text: str, shape, mesh, layers: int) -> dict:
         copied += line.operation in ("copy", "copy-start", "transpose") and own in sizes
         kernels += line.operation == "custom-call" and "grouped_" in f"{line.name} {line.scope}"
     found, _ = collectives.count(text)
-    rows = [one for one in found if EXCHANGE.search(one.scope) and all(math.prod(x.dims) % own for x in one.shapes)]
-    moved = sum(one.bytes * min(one.turns, layers) for one in rows)
+    moved = sum(
+        array.bytes * min(one.turns, layers)
+        for one in found
+        if EXCHANGE.search(one.scope)
+        for array in one.shapes
+        if rows in array.dims
+    )
     return {"dense_products": dense, "copied_matrices": copied, "kernels": kernels, "exchange_gb": moved / 1e9}
 
 

@@ -2,8 +2,7 @@
 
 - arms: seed 0 without repeated routes, and pipelined (configs/demo/pipeline.py) with them and without.
 - controls: learning rate 0 and shuffled rewards, each on 1,024 held-out prompts.
-- seeds: synchronous, with routes that the learner repeats. Three minutes bound the CPU seconds, which a busy machine hardly
-  changes. A lone core would take that long, and two free cores take less. Seconds by the clock are a figure without a bound.
+- seeds: synchronous, with routes that the learner repeats. Each takes at most three minutes, which needs two free cores.
 - drafts: the same recipe on 320 prompts, with drafts (configs/demo/speculation.py) and without. All steps have to train on
   the same tokens, log-probs and routes. Rows are free in the cost table, as where memory is the bound. The ratio of engine
   steps is what such a device would gain.
@@ -58,7 +57,7 @@ def show(record) -> None:
         learning.learns(record, name, found, after=AFTER)
         for metric, value in found["largest"].items():
             replayed = metric == "training/router_mismatch" and WITHOUT not in flags
-            record.figure(f"{name}.{metric.partition('/')[2]}", value, **(dict(equals=0) if replayed else {}))
+            record.figure(f"{name}.{metric.replace('/', '.')}", value, **(dict(equals=0) if replayed else {}))
     for name, control in learning.CONTROLS.items():
         flags = (*control, "--config.eval.prompts=1024", "--config.eval.every=0")
         learning.learns_nothing(record, name, record.cached(name, lambda: _learnt(record, MOE, *flags)))
@@ -66,8 +65,8 @@ def show(record) -> None:
         found = record.cached(f"seed-{seed}", lambda: _learnt(record, MOE, f"--config.seed={seed}"))
         learning.learns(record, f"seed_{seed}", found, after=AFTER)
         record.figure(f"seed_{seed}.router_mismatch", found["largest"]["training/router_mismatch"], equals=0)
-        record.figure(f"seed_{seed}.cpu_seconds", found["cpu_seconds"], at_most=180.0)
-        record.figure(f"seed_{seed}.seconds", found["seconds"])
+        record.figure(f"seed_{seed}.cpu_seconds", found["cpu_seconds"])
+        record.figure(f"seed_{seed}.seconds", found["seconds"], at_most=180.0)
     for name, value in record.cached("drafts", lambda: _drafts(record, same)).items():
         record.figure(f"drafts.{name}", value, **BOUNDS.get(name, {}))
 
