@@ -1,0 +1,124 @@
+"""Recurrent layers under the row engine: the bits of a row, however slots, drafts, budgets and restarts divide the steps.
+
+The twin computes each text by itself: the convolution and the rule by loops in numpy's float64.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_post.engine import recurrent_rows
+from jaxrl_post.engine.recurrent_rows import SlotRows
+from jaxrl_post.models.gated_delta import Tokens
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+S, R, C, T, H, K, V, W = 3, 5, 3, 24, 2, 4, 3, 4
+D = H * (2 * K + V)
+NOISE = np.random.default_rng(0)
+WEIGHTS = NOISE.normal(size=(W, D)).astype(np.float32)
+TEXTS = [  # of requests: inputs of the convolution, logarithms of decays, and rates
+    (NOISE.normal(size=(T, D)), -NOISE.exponential(size=(T, H)) / 4, NOISE.uniform(size=(T, H))) for _ in range(5)
+]
+TEXTS = [tuple(x.astype(np.float32) for x in text) for text in TEXTS]
+
+
+def split(mixed, g, beta) -> Tokens:
+    q, k, v = (part.reshape(len(mixed), H, -1) for part in jnp.split(mixed, [H * K, 2 * H * K], axis=-1))
+    return Tokens(q, k / jnp.sqrt(jnp.sum(k * k, axis=-1, keepdims=True) + 1e-6), v, g, beta)
+
+
+@functools.partial(jax.jit, static_argnums=(5,))
+def run(cache, rows, x, decays, slot, pure=recurrent_rows):
+    g, beta = decays
+    mixed = pure.convolve(cache, rows, x, slot, jnp.asarray(WEIGHTS))
+    return pure.advance(cache, rows, split(mixed, g, beta), x)
+
+
+def twin(text) -> np.ndarray:
+    x, g, beta = (np.asarray(part, np.float64) for part in text)
+    padded, out, state = np.concatenate([np.zeros((W - 1, D)), x]), np.zeros((T, H, V)), np.zeros((H, K, V))
+    for t in range(T):
+        mixed = (padded[t : t + W] * WEIGHTS).sum(0)
+        q, k, v = (part.reshape(H, -1) for part in np.split(mixed, [H * K, 2 * H * K]))
+        k = k / np.sqrt((k * k).sum(-1, keepdims=True) + 1e-6)
+        for head in range(H):
+            before = np.exp(g[t, head]) * state[head]
+            state[head] = before + beta[t, head] * np.outer(k[head], v[head] - before.T @ k[head])
+            out[t, head] = state[head].T @ q[head]
+    return out
+
+
+class Engine:
+    """The host's side of a row engine: which rows each slot has in a step, and which drafts are right."""
+
+    def __init__(self, seed: int | None, most: int = C):
+        self.dice = None if seed is None else np.random.default_rng(seed)
+        self.most = most
+        sizes = dict(heads=H, key=K, value=V, inputs=D, width=W, dtype=jnp.float32)
+        self.cache = recurrent_rows.empty(S, C, **sizes)
+        self.cache = jax.tree.map(lambda x: jnp.full_like(x, 7), self.cache)  # what another request left
+        self.out = [np.zeros((T, H, V), np.float32) for _ in TEXTS]
+
+    def step(self, running: dict[int, list[int]]) -> None:
+        """running: slot -> [text, computed rows]. Known rows are settled; up to `most` behind them are drafts."""
+        free, first = R, np.zeros((4, S), np.int32)
+        x, g, beta = np.zeros((R, D), np.float32), np.zeros((R, H), np.float32), np.zeros((R, H), np.float32)
+        slot, filled, right = np.zeros(R, np.int32), 0, {}
+        order = list(running) if self.dice is None else self.dice.permutation(list(running)).tolist()
+        for s, (text, done) in [(s, running[s]) for s in order]:  # the last ones may get no row
+            known = 1 if self.dice is None else int(self.dice.integers(1, 5))
+            settled = min(known, T - done, free)
+            drafts = 0 if self.dice is None else int(self.dice.integers(0, self.most + 1))
+            drafts = min(drafts, T - done - settled, free - settled)
+            right[s] = settled + (int(self.dice.integers(0, drafts + 1)) if drafts else 0)
+            count = settled + drafts
+            first[:, s] = filled, done, count, settled
+            for j in range(count):
+                for own, theirs in zip((x, g, beta), TEXTS[text], strict=True):
+                    wrong = j >= right[s]
+                    own[filled + j] = self.dice.normal(size=theirs.shape[1]) if wrong else theirs[done + j]
+                slot[filled + j] = s
+            filled, free = filled + count, free - count
+        out, self.cache = run(self.cache, SlotRows(*map(jnp.asarray, first)), x, (g, beta), slot)
+        for s, (text, done) in list(running.items()):
+            self.out[text][done : done + right[s]] = np.asarray(out)[first[0, s] : first[0, s] + right[s]]
+            running[s][1] += right[s]
+
+    def all(self, restarts: float = 0.0) -> list[np.ndarray]:
+        """Runs all texts over the slots. restarts: how often a slot's request begins again, in another slot."""
+        waiting, running = list(range(len(TEXTS))), {}
+        while waiting or running:
+            for s in range(S):
+                if s not in running and waiting:
+                    running[s] = [waiting.pop(0), 0]
+            self.step(running)
+            for s in list(running):
+                text, done = running[s]
+                if done == T:
+                    del running[s]
+                elif self.dice is not None and self.dice.uniform() < restarts:
+                    del running[s]
+                    waiting.append(text)
+        return self.out
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return Engine(None).all()
+
+
+def test_the_rows_are_those_of_the_twin(plain):
+    for own, text in zip(plain, TEXTS, strict=True):
+        exact = twin(text)
+        assert np.abs(own - exact).max() < 2e-5 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_plan_of_the_steps_changes_a_bit(plain, seed):
+    """Drafts are rejected at every place, budgets cut prompts, and requests move between slots."""
+    found = Engine(seed).all(restarts=0.08)
+    assert all(np.array_equal(own, other) for own, other in zip(found, plain, strict=True))
