@@ -27,14 +27,18 @@ simulate: $(STAMP)
 
 # A worker that dies ends the run: with a new worker in its place, pytest-xdist 3.8 waits for ever.
 PYTEST := $(VENV)/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# Processes that tests start import 300 modules. Where Python writes no bytecode, each of them would compile all of these.
+BYTECODE := $(VENV)/bin/python -m compileall -q jaxrl_post kernels
 
 # The first tier: every kind of fault. It ends with a table of CPU seconds by file.
 test: $(STAMP)
+	@$(BYTECODE)
 	@$(PYTEST) -m "not extended and not shown" $(ARGS)
 
 # With the second one: further variants, and planted faults. The tests of a file share what they compile, so this is one run.
 # What a show measures too is left to it: make test ARGS='-m shown' runs that.
 test-all: $(STAMP)
+	@$(BYTECODE)
 	@$(PYTEST) -m "not shown" $(ARGS)
 
 # The compile tier: real compilers for TPU and GPU, without the devices, in an environment of its own.

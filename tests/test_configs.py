@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_post import main
+from jaxrl_post import config, main
 from jaxrl_post.runs import metric_rows
 
 # README's config trains in the first tier (test_docs.py)
@@ -22,6 +22,9 @@ SHORT = (
     "--config.eval.samples=2",
     "--config.eval.every=1",
 )
+ENGINE = ("--config.engine.slots=16", "--config.engine.row_sizes=(32,)")
+SMALL = (*ENGINE, "--config.data.size=64")  # one engine for all configs of a model, and few rows to draw
+AS_SHIPPED = ("demo", "demo/sharded", "demo/moe", "own")  # with the engine and the rows of their file
 
 
 PRESETS = {  # with what makes two steps of theirs short
@@ -53,7 +56,7 @@ PRESETS = {  # with what makes two steps of theirs short
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_runs(name, tmp_path):
     more = PRESETS[name]
-    _runs(name, tmp_path, *more, *(["--config.eval.every=2"] if more else []))
+    _runs(name, tmp_path, *SMALL, *more, *(["--config.eval.every=2"] if more else []))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +80,7 @@ def test_preset_runs(name, tmp_path):
 def test_config_runs(name, tmp_path):
     size = {"demo/sft": 1, "demo/judge_sft": 1, "demo/dpo": 2, "demo/ipo": 2}.get(name)
     more = (f"--config.scheduler.group_size={size}", "--config.optimizer.warmup_steps=1") if size else ()
-    _runs(name, tmp_path, *more)
+    _runs(name, tmp_path, *(() if name in AS_SHIPPED else SMALL), *more)
 
 
 @pytest.mark.parametrize("name", ["demo/distill", "demo/distill_start"])
@@ -88,7 +91,7 @@ def test_distillation_runs(name, tmp_path):
         )
     )
     start = (f"--config.data.train={tmp_path / 'rows.jsonl'}", "--config.optimizer.warmup_steps=1")
-    more = start if name == "demo/distill_start" else ()
+    more = (*ENGINE, *start) if name == "demo/distill_start" else SMALL
     teacher = f"--config.teacher.path={CONFIGS / 'demo_policy'}"
     _runs(name, tmp_path, "--config.scheduler.group_size=1", teacher, *more)
 
@@ -114,6 +117,7 @@ def test_stories_runs(name, data_dir, tmp_path, monkeypatch):
 
 
 def _runs(name: str, folder: Path, *more: str) -> None:
+    config.resolve(config.load(str(CONFIGS / f"{name}.py")))  # as it is shipped
     assert main.main([f"--config={CONFIGS / name}.py", f"--run-dir={folder / 'run'}", *SHORT, *more]) == 0
     rows = metric_rows.read(folder / "run" / "metrics.jsonl")
     steps = [row for row in rows if "actor/grad_norm" in row]

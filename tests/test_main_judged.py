@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -58,19 +59,20 @@ def test_verdicts_are_those_of_an_endpoint(whole):
     policy = served.policy(CONFIGS / "judge_policy", engine__max_length=128, sampling__max_tokens=16)
     words, logs, asked = load(CONFIGS / "demo_policy"), opened(whole), 0
     how = dict(model="judge", question="{task} {answer}", high=2.0, attempts=1, deadline_s=60.0, key_variable="")
-    with served.served(policy, token="", name="judge") as one:
+    with served.served(policy, token="", name="judge") as one, ThreadPoolExecutor(8) as askers:
         judge = Judge(f"http://127.0.0.1:{one.port}/v1", **how)
+
+        def verdict(group, rollout) -> float:
+            task = {"task": words.decode(group.prompt.tokens)}
+            return judge("", words.decode(rollout.tokens, before=group.prompt.tokens), group.prompt.answer, task)
+
         for purpose, file in (("train", "rewards.jsonl"), ("eval", "eval_rewards.jsonl")):
             known = records(whole, file)
-            for _, group in groups_of(logs, purpose):
-                for rollout in group.rollouts:
-                    task = {"task": words.decode(group.prompt.tokens)}
-                    said = judge(
-                        "", words.decode(rollout.tokens, before=group.prompt.tokens), group.prompt.answer, task
-                    )
-                    mine = [r for id, r in known.items() if id[0] == group.prompt.id and id[2] == rollout.id.sample]
-                    assert said in {r["verdict"] for r in mine}
-                    asked += 1
+            pairs = [(group, rollout) for _, group in groups_of(logs, purpose) for rollout in group.rollouts]
+            for (group, rollout), said in zip(pairs, askers.map(verdict, *zip(*pairs)), strict=True):
+                mine = [r for id, r in known.items() if id[0] == group.prompt.id and id[2] == rollout.id.sample]
+                assert said in {r["verdict"] for r in mine}
+                asked += 1
     assert asked > 50
 
 

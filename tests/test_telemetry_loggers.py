@@ -229,7 +229,7 @@ def test_options_that_nothing_would_read_are_refused():
 
 @pytest.mark.extended
 def test_metrics_and_tensorboard_of_a_resumed_run_are_equal(tmp_path, monkeypatch, quick_compilation):
-    """A run of the demo's shape with two steps; then resumed to four, from a checkpoint at step 2."""
+    """The demo with a small engine and two steps; then resumed to four, from a checkpoint at step 2."""
     monkeypatch.chdir(Path(__file__).resolve().parents[1])
     arguments = [
         "--config=configs/demo.py",
@@ -237,6 +237,7 @@ def test_metrics_and_tensorboard_of_a_resumed_run_are_equal(tmp_path, monkeypatc
             f"--config.{one}"
             for one in ("scheduler.prompts=4", "scheduler.group_size=4", "eval.prompts=4", "eval.every=0")
         ),
+        *(f"--config.{one}" for one in ("engine.slots=16", "engine.row_sizes=(32,)", "data.size=64")),
         *(
             "--config.checkpoint.every=2",
             "--config.logger.tensorboard=true",

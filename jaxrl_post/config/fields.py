@@ -237,6 +237,7 @@ class Option:
     about: About
 
 
+@functools.cache
 def about(f: dataclasses.Field) -> About:
     """Returns what the schema says of a field."""
     return About(**f.metadata)
@@ -249,12 +250,15 @@ def members(schema: type) -> dict[str, tuple[Any, dataclasses.Field]]:
     return {f.name: (hints[f.name], f) for f in dataclasses.fields(schema)}
 
 
-def options(schema: type, where: str = "") -> Iterator[Option]:
-    """Yields every option of a schema and of its sections, in the order of the schema."""
+@functools.cache
+def options(schema: type, where: str = "") -> tuple[Option, ...]:
+    """Returns every option of a schema and of its sections, in the order of the schema."""
+    out: list[Option] = []
     for name, (kind, f) in members(schema).items():
         full = f"{where}.{name}" if where else name
         if dataclasses.is_dataclass(kind):
-            yield from options(kind, full)
+            out += options(kind, full)
         else:
             default = {} if f.default is dataclasses.MISSING else f.default
-            yield Option(name=full, kind=kind, default=default, about=about(f))
+            out.append(Option(name=full, kind=kind, default=default, about=about(f)))
+    return tuple(out)

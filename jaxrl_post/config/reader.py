@@ -362,37 +362,33 @@ def _checked(full: str, kind, f: dataclasses.Field, value):
             f"config: {full}={shown(value)} is not one of {', '.join(choices)}"
             + (f"; nearest is {near[0]!r}" if near else "")
         )
-    _need(
-        low is None or value >= low,
-        f"config: {full}={shown(value)} is below its bound; the nearest valid value is {low}",
-    )
-    _need(
-        high is None or value <= high,
-        f"config: {full}={shown(value)} is above its bound; the nearest valid value is {high}",
-    )
+    if not (low is None or value >= low):
+        raise ValueError(f"config: {full}={shown(value)} is below its bound; the nearest valid value is {low}")
+    if not (high is None or value <= high):
+        raise ValueError(f"config: {full}={shown(value)} is above its bound; the nearest valid value is {high}")
     return value
 
 
 def _coerced(full: str, kind, value):
-    wrong = f"config: {full} must be {getattr(kind, '__name__', kind)}, got {type(value).__name__} {shown(value)}"
-    if kind is float:
-        _need(isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST, wrong)
-        return float(value)
-    if kind is int:
-        _need(isinstance(value, int) and not isinstance(value, bool), wrong)
-        return value
-    if kind in (bool, str):
-        _need(isinstance(value, kind), wrong)
-        return value
     if typing.get_origin(kind) is tuple:
         member = typing.get_args(kind)[0]
-        _need(
-            isinstance(value, (tuple, list)),
-            f"config: {full} must be a list of {member.__name__}, got {shown(value)}; write [{shown(value)}]",
-        )
+        if not isinstance(value, (tuple, list)):
+            raise ValueError(
+                f"config: {full} must be a list of {member.__name__}, got {shown(value)}; write [{shown(value)}]"
+            )
         return tuple(_coerced(f"{full}[{i}]", member, v) for i, v in enumerate(value))
-    _need(isinstance(value, Mapping), wrong)
-    return types.MappingProxyType(dict(value))
+    if kind is float:
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST
+    elif kind is int:
+        fits = isinstance(value, int) and not isinstance(value, bool)
+    else:
+        fits = isinstance(value, kind if kind in (bool, str) else Mapping)
+    if not fits:
+        name = getattr(kind, "__name__", kind)
+        raise ValueError(f"config: {full} must be {name}, got {type(value).__name__} {shown(value)}")
+    if kind in (bool, str, int):
+        return value
+    return float(value) if kind is float else types.MappingProxyType(dict(value))
 
 
 def to_dict(config: Config) -> dict:

@@ -111,10 +111,7 @@ class Names:
 
     def value(self, name: str) -> Any:
         """Returns the value of an option, or a derived value."""
-        found = self._config
-        for part in self.shown(name).split("."):
-            found = getattr(found, part)
-        return found
+        return operator.attrgetter(self.shown(name))(self._config)
 
     def fact(self, name: str) -> str:
         """Returns name and value, as a user writes them."""

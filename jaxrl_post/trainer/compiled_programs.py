@@ -174,7 +174,7 @@ def adding(
     sums = jax.tree.map(struct, shape, home)
     start = jax.ShapeDtypeStruct((), bool, sharding=one)
     runs = {"accumulate": programs.accumulate} | ({"measure": programs.measure} if measures else {})
-    return {"zeros": (jax.jit(lambda: programs.empty(policy, batch, recipe, *taught), out_shardings=home), ())} | {
+    return {"zeros": (jax.jit(lambda: programs.zeros(shape, recipe), out_shardings=home), ())} | {
         name: (
             jax.jit(
                 lambda p, s, b, start, *t, run=run: run(p, s, b, recipe, start, *t),

@@ -178,7 +178,7 @@ class Critic:
         added = home if self._own else (home, jax.tree.map(lambda x: x.sharding, policy_sums))
         places = tuple(jax.tree.map(lambda x: x.sharding, tree) for tree in (weights, state))
         made = {
-            "zeros": (lambda: self._empty(weights, reads, batch, recipe), (), home, ()),
+            "zeros": (lambda: programs.zeros(shape, recipe), (), home, ()),
             "values": (lambda w, p, b: self._values(w, p, b, recipe), (weights, reads, shapes.bare(mesh)), one, ()),
             "accumulate": (
                 lambda w, p, s, *rest: self._added(w, p, s, *rest, recipe=recipe),
@@ -229,8 +229,7 @@ class Critic:
         """Returns the critic's sums of a micro-batch, and the gradient by the policy's trained weights where it has one."""
         if self._own:
             grads, sums = jax.grad(self._numerator, has_aux=True)(weights, policy, batch, recipe)
-            grads |= {"trunk": programs.in_sums(grads["trunk"], recipe)}
-            return dataclasses.replace(sums, grads=grads), None
+            return dataclasses.replace(sums, grads=self._in_sums(grads, recipe)), None
 
         def loss(weights: Any, trained: Any) -> tuple[Any, programs.Sums]:
             return self._numerator(weights, lora.with_trained(policy, trained), batch, recipe)
@@ -240,8 +239,15 @@ class Critic:
         return dataclasses.replace(sums, grads=grads), programs.in_sums(more, recipe)
 
     def _empty(self, weights: Any, policy: Any, batch: Batch, recipe: programs.Recipe) -> programs.Sums:
-        shapes, _ = jax.eval_shape(lambda w, p, b: self._slope(w, p, b, recipe), weights, policy, batch)
-        return programs.zeros(shapes, recipe)
+        def sums(weights: Any, policy: Any, batch: Batch) -> programs.Sums:
+            _, found = self._numerator(weights, policy, batch, recipe)
+            return dataclasses.replace(found, grads=self._in_sums(weights, recipe))
+
+        return programs.zeros(jax.eval_shape(sums, weights, policy, batch), recipe)
+
+    def _in_sums(self, grads: Any, recipe: programs.Recipe) -> Any:
+        """Returns a gradient by the critic's weights in the form of Sums.grads."""
+        return grads | {"trunk": programs.in_sums(grads["trunk"], recipe)} if self._own else grads
 
     def _added(self, weights: Any, policy: Any, sums: Any, *rest: Any, recipe: programs.Recipe) -> Any:
         *shared, batch = rest

@@ -337,9 +337,16 @@ def _policy_loss(
 
 
 def empty(policy: Any, batch: Batch, recipe: Recipe, *teacher: Any) -> Sums:
-    """Returns zeros of the shape that `accumulate` adds to. Arguments are arrays or ShapeDtypeStructs."""
-    shapes, _ = jax.eval_shape(lambda p, b, *t: _slope(p, b, recipe, False, *t), policy, batch, *teacher)
-    return zeros(shapes, recipe)
+    """Returns zeros of the shape that `accumulate` adds to. Arguments are arrays or ShapeDtypeStructs.
+
+    A gradient is a tree like the trained weights, so the forward pass alone says all shapes.
+    """
+
+    def sums(policy: Any, batch: Batch, *teacher: Any) -> Sums:
+        _, (found, _) = numerator(policy, batch, recipe, False, *teacher)
+        return replace(found, grads=in_sums(lora.trained(policy), recipe))
+
+    return zeros(jax.eval_shape(sums, policy, batch, *teacher), recipe)
 
 
 def zeros(shapes: Sums, recipe: Recipe) -> Sums:
