@@ -91,8 +91,9 @@ def matrix_blocks(axis: int, inputs: int, outputs: int, bytes_of_one: int) -> tu
 
 
 def turned(inputs: int, outputs: int) -> bool:
-    """Returns whether XLA:TPU keeps matrices of this shape transposed, because lanes would else be empty. Another order is a copy."""
-    return outputs % LANES > 0 and inputs % LANES == 0
+    """Returns whether XLA:TPU keeps matrices of this shape transposed, because fewer lanes are empty then. Another order is a copy."""
+    empty_lanes = -outputs % LANES * inputs, -inputs % LANES * outputs
+    return empty_lanes[0] > empty_lanes[1]
 
 
 def _padded(rows: Array) -> Array:

@@ -116,7 +116,7 @@ def test_the_choice_is_by_shape_and_platform_and_a_cpu_runs_ragged_dot():
 
 
 @pytest.mark.parametrize("platform", KERNELS)
-@pytest.mark.parametrize("inputs, outputs", [(2048, 768), (2048, 192), (192, 2048), (2880, 2880)])
+@pytest.mark.parametrize("inputs, outputs", [(2048, 768), (2048, 192), (192, 2048), (2880, 720), (720, 2880)])
 def test_a_walk_reads_the_chosen_experts_once_and_no_others(platform, inputs, outputs):
     """The show compile-experts walks 1,000 routings of each number of rows."""
     rng = np.random.default_rng(2)
@@ -124,6 +124,14 @@ def test_a_walk_reads_the_chosen_experts_once_and_no_others(platform, inputs, ou
         sizes = walks.routings(rng, 5, rows, 128, 8)
         read = walks.READ[platform](sizes, rows * 8, inputs, outputs)
         assert np.array_equal(read, walks.chosen(sizes, inputs, outputs))
+
+
+def test_matrices_lie_as_a_tpu_keeps_them():
+    """As the show compile-experts found at full depth, where another order is a copy of all experts in every step."""
+    found = {
+        sides: grouped_tpu.turned(*sides) for sides in ((2048, 768), (2048, 192), (192, 2048), (2880, 720), (720, 2880))
+    }
+    assert [sides for sides, one in found.items() if one] == [(2048, 192), (2880, 720)]
 
 
 @pytest.mark.parametrize("platform, reread", [("tpu", 1), ("cuda", 4)])
