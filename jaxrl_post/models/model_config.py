@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_post.models.cache_kinds import Pages
 from jaxrl_post.models.rope import RopeScaling
 
 ACTIVATIONS: dict[str, Callable] = {
@@ -147,6 +148,11 @@ class ModelConfig:
     def experts_of(self, layer: int) -> Experts | None:
         """Returns the experts of a layer, or None where it has one feed-forward."""
         return None if self.experts is None or layer in self.experts.dense_layers else self.experts
+
+    @property
+    def kept(self) -> tuple[Pages, ...]:
+        """Returns what each layer keeps of the tokens before."""
+        return tuple(Pages(kv_heads=self.kv_heads, head_dim=self.head_dim, window=window) for window in self.windows)
 
     @property
     def expert_layers(self) -> tuple[int, ...]:
