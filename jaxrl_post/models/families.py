@@ -308,7 +308,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def _gemma_json(family: Family, config: ModelConfig) -> dict[str, Any]:
     out = {
-        "query_pre_attn_scalar": round(config.scale**-2),
+        "query_pre_attn_scalar": round(config.scale_of(0) ** -2),
         "attn_logit_softcapping": config.attn_soft_cap,
         "final_logit_softcapping": config.final_soft_cap,
     }
@@ -357,11 +357,11 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
     plain = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
     expected = {
         name: family.fixed.get(name, plain[name])
-        for name in ("norm_offset", "post_norms", "qk_norm", "qkv_bias", "o_bias", "sinks")
+        for name in ("norm_offset", "post_norms", "qk_norm", "qkv_bias", "o_bias", "sinks", "full", "shared_layers")
     }
     expected["embed_scale"] = float(config.embed) ** 0.5 if gemma else 1.0
-    scalar = round(config.scale**-2) if gemma else config.head_dim
-    if config.scale != float(scalar) ** -0.5:
+    scalar = round(config.scale_of(0) ** -2) if gemma else config.head_dim
+    if config.scale_of(0) != float(scalar) ** -0.5:
         expected["query_scale"] = float(scalar) ** -0.5
     if not gemma:
         expected |= dict(attn_soft_cap=None, final_soft_cap=None)

@@ -99,24 +99,25 @@ class Layer(nnx.Module):
 
     def __init__(self, config: ModelConfig, index: int):
         c = config
-        self.config, self.index = config, index
+        self.config, self.index, self.kept = config, index, config.kept[index]
+        K, H = self.kept.kv_heads, self.kept.head_dim
         one, into, out = 1.0 - c.norm_offset, c.embed**-0.5, (2 * c.layers) ** -0.5
         self.attn_norm = param((c.embed,), (None,), mean=one)
         self._project(c, into)
-        self.o = param(
-            (c.heads, c.head_dim, c.embed), ("heads", "head_dim", "embed"), std=out * (c.heads * c.head_dim) ** -0.5
-        )
+        self.o = param((c.heads, H, c.embed), ("heads", "head_dim", "embed"), std=out * (c.heads * H) ** -0.5)
         if c.qkv_bias:
-            self.q_bias = param((c.heads, c.head_dim), ("heads", "head_dim"))
-            self.k_bias = param((c.kv_heads, c.head_dim), ("kv_heads", "head_dim"))
-            self.v_bias = param((c.kv_heads, c.head_dim), ("kv_heads", "head_dim"))
+            self.q_bias = param((c.heads, H), ("heads", "head_dim"))
+            if self.kept.of is None:
+                self.k_bias = param((K, H), ("kv_heads", "head_dim"))
+                self.v_bias = param((K, H), ("kv_heads", "head_dim"))
         if c.o_bias:
             self.o_bias = param((c.embed,), (None,))
         if c.sinks:
             self.sinks = param((c.heads,), ("heads",))
         if c.qk_norm:
-            self.q_norm = param((c.head_dim,), (None,), mean=one)
-            self.k_norm = param((c.head_dim,), (None,), mean=one)
+            self.q_norm = param((H,), (None,), mean=one)
+            if self.kept.of is None:
+                self.k_norm = param((H,), (None,), mean=one)
         if c.post_norms:
             self.attn_post_norm = param((c.embed,), (None,), mean=one)
             self.ffw_post_norm = param((c.embed,), (None,), mean=one)
@@ -163,9 +164,11 @@ class Layer(nnx.Module):
 
     def _project(self, c: ModelConfig, std: float) -> None:
         """Makes the weights of the products from the normed stream."""
-        self.q = param((c.embed, c.heads, c.head_dim), ("embed", "heads", "head_dim"), std=std)
-        self.k = param((c.embed, c.kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), std=std)
-        self.v = param((c.embed, c.kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), std=std)
+        K, H = self.kept.kv_heads, self.kept.head_dim
+        self.q = param((c.embed, c.heads, H), ("embed", "heads", "head_dim"), std=std)
+        if self.kept.of is None:
+            self.k = param((c.embed, K, H), ("embed", "kv_heads", "head_dim"), std=std)
+            self.v = param((c.embed, K, H), ("embed", "kv_heads", "head_dim"), std=std)
         if self.experts is None:
             self.gate = param((c.embed, c.ffw), ("embed", "ffw"), std=std)
             self.up = param((c.embed, c.ffw), ("embed", "ffw"), std=std)
@@ -179,8 +182,9 @@ class Layer(nnx.Module):
         with jax.named_scope("qkv"):
             q, k, v = self._qkv(norm(h, self.attn_norm[...], c), turn)
         with jax.named_scope("attend"):
-            how = dict(scale=c.scale, window=c.windows[self.index], soft_cap=c.attn_soft_cap)
+            how = dict(scale=c.scale_of(self.index), window=self.kept.window, soft_cap=c.attn_soft_cap)
             how |= dict(sinks=self.sinks[...]) if c.sinks else {}
+            how |= {} if self.kept.of is None else dict(of=self.kept.of)
             out, cache = attend(self.index, q, k, v, cache, **how)
             out = self._product("o", out.astype(dtype))
             out = out + self.o_bias[...].astype(dtype) if c.o_bias else out
@@ -194,15 +198,22 @@ class Layer(nnx.Module):
             h = h + (norm(out, self.ffw_post_norm[...], c) if c.post_norms else out)
         return h, cache
 
-    def _qkv(self, x: Array, turn: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+    def _qkv(self, x: Array, turn: tuple[Array, Array]) -> tuple[Array, Array | None, Array | None]:
+        """Returns turned queries, turned keys, and values. A layer that reads another's pages has queries alone."""
         c, dtype = self.config, x.dtype
-        q, k, v = self._heads(x)
+        if self.kept.of is None:
+            q, k, v = self._heads(x)
+        else:
+            q, k, v = self._product("q", x), None, None
         if c.qkv_bias:
             q = q + self.q_bias[...].astype(dtype)
+        q = norm(q, self.q_norm[...], c) if c.qk_norm else q
+        if k is None:
+            return _rotate(q, *turn), None, None
+        if c.qkv_bias:
             k = k + self.k_bias[...].astype(dtype)
             v = v + self.v_bias[...].astype(dtype)
-        if c.qk_norm:
-            q, k = norm(q, self.q_norm[...], c), norm(k, self.k_norm[...], c)
+        k = norm(k, self.k_norm[...], c) if c.qk_norm else k
         return _rotate(q, *turn), _rotate(k, *turn), v
 
     def _heads(self, x: Array) -> tuple[Array, Array, Array]:
@@ -268,13 +279,15 @@ class PairedLayer(Layer):
 
     @property
     def pairs(self) -> Mapping[str, tuple[str, str]]:
-        """Returns the pair of keys and values, and that of gate and up where the layer has one feed-forward."""
-        feed_forward = {"gate_up": ("gate", "up")} if self.experts is None else {}
-        return {"k_v": ("k", "v"), **feed_forward}
+        """Returns the pair of keys and values, and that of gate and up, where the layer has them."""
+        own = {"k_v": ("k", "v")} if self.kept.of is None else {}
+        return own | ({"gate_up": ("gate", "up")} if self.experts is None else {})
 
     def _project(self, c: ModelConfig, std: float) -> None:
-        self.q = param((c.embed, c.heads, c.head_dim), ("embed", "heads", "head_dim"), std=std)
-        self.k_v = param((2, c.embed, c.kv_heads, c.head_dim), (None, "embed", "kv_heads", "head_dim"), std=std)
+        K, H = self.kept.kv_heads, self.kept.head_dim
+        self.q = param((c.embed, c.heads, H), ("embed", "heads", "head_dim"), std=std)
+        if self.kept.of is None:
+            self.k_v = param((2, c.embed, K, H), (None, "embed", "kv_heads", "head_dim"), std=std)
         if self.experts is None:
             self.gate_up = param((2, c.embed, c.ffw), (None, "embed", "ffw"), std=std)
 
