@@ -27,6 +27,7 @@ def forward(params, config, tokens, *, positions=None, dtype=np.float32) -> np.n
         ffw = experts if "router" in layer else feed_forward
         new = ffw(layer, config, _norm(stream, layer["ffw_norm"], config))
         stream = stream + (_norm(new, layer["ffw_post_norm"], config) if config.post_norms else new)
+        stream = stream * layer["layer_scalar"] if config.layer_scalars else stream
     stream = _norm(stream, _cast(params["final_norm"], dtype), config)
     head = _cast(params["embed"], dtype).T if config.tied else _cast(params["head"], dtype)
     return _capped(stream @ head, config.final_soft_cap)
@@ -65,12 +66,13 @@ def _attention(layer, config, x, positions, window, lent) -> np.ndarray:
     local = window is not None and config.local_rope_theta is not None
 
     def side(name):
-        made = np.tensordot(x, layer[name], 1)
-        made = made + layer[f"{name}_bias"] if config.qkv_bias else made
+        source = name if name in layer else "k"  # of values that are keys
+        made = np.tensordot(x, layer[source], 1)
+        made = made + layer[f"{source}_bias"] if config.qkv_bias else made
         if name == "v":
-            return made
+            return _norm(made, x.dtype.type(1 - config.norm_offset), config) if config.v_norm else made
         made = _norm(made, layer[f"{name}_norm"], config) if config.qk_norm else made
-        return _turned(made, config, positions, local)
+        return _turned(made, config, positions, local, config.full.turned if config.full and window is None else 1.0)
 
     q = side("q")
     if "k" in layer:
@@ -91,9 +93,11 @@ def _attention(layer, config, x, positions, window, lent) -> np.ndarray:
     return out + layer["o_bias"] if config.o_bias else out
 
 
-def _turned(x, config, positions, local) -> np.ndarray:
+def _turned(x, config, positions, local, part) -> np.ndarray:
     half = x.shape[-1] // 2
-    angles = np.outer(positions, [frequency(config, i, local, x.shape[-1]) for i in range(half)])
+    angles = np.outer(
+        positions, [frequency(config, i, local, x.shape[-1]) * (i < int(part * half)) for i in range(half)]
+    )
     scale = 1.0 if local else turn_scale(config.rope_scaling)
     turned = (x[..., :half] + 1j * x[..., half:]) * scale * np.exp(1j * angles)[:, None, :]
     return np.concatenate([turned.real, turned.imag], -1).astype(x.dtype)

@@ -31,8 +31,13 @@ VARIANTS = {
     "windows": dict(windows=(None, 3)),
     "heads by kind of layer": dict(windows=(None, 3), full=FullAttention(1, 12)),
     "another layer's pages": dict(
-        layers=5, windows=(3, None, 3, None, 3), shared_layers=3, qk_norm=True, qkv_bias=True
+        layers=5, windows=(3, None, 3, None, 3), shared_layers=3, shared_ffw=40, qk_norm=True, qkv_bias=True
     ),
+    "values are keys": dict(
+        windows=(None, 3), full=FullAttention(2, 8, values_are_keys=True, turned=0.25), qkv_bias=True
+    ),
+    "v_norm": dict(v_norm=True, norm_offset=1.0),
+    "layer_scalars": dict(layer_scalars=True),
     "attn_soft_cap": dict(attn_soft_cap=0.7),
     "final_soft_cap": dict(final_soft_cap=0.9),
     "qk_norm": dict(qk_norm=True),

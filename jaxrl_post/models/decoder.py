@@ -9,9 +9,10 @@ Outside this file `params` is a plain nested dict of arrays:
   - by the config: router_bias [E], experts_gate_bias and experts_up_bias [E,F], experts_down_bias [E,D], shared_gate and
     shared_up [D,S], shared_down [S,D], shared_router [D]
   - by the config: q_bias [N,H], k_bias and v_bias [K,H], q_norm and k_norm [H], attn_post_norm and ffw_post_norm [D],
-    sinks [N], o_bias [D]
+    sinks [N], o_bias [D], layer_scalar [1]
 
-K and H are the layer's own (config.kept). A layer that reads another layer's pages has no k, v, k_bias, v_bias and k_norm.
+K and H are the layer's own (config.kept). A layer that reads another layer's pages has no k, v, k_bias, v_bias and k_norm. One
+whose values are its keys has no v and v_bias.
 
 Invariant: apart from `attend`, a row (one token at one position) is computed from that row alone. So its value cannot
 depend on the other rows of the batch. Norms, rotation and scores are computed in float32 or wider. Cache, mask and

@@ -46,10 +46,14 @@ class FullAttention(NamedTuple):
     """What layers without a window have in the place of ModelConfig's own fields (Gemma 4).
 
     - kv_heads, head_dim: as there
+    - values_are_keys: values are the product of the keys, before its norm and rotation. There are no weights v.
+    - turned: the part of a head's pairs that rotate, the first ones, by the frequencies of the whole head. Others stay.
     """
 
     kv_heads: int
     head_dim: int
+    values_are_keys: bool = False
+    turned: float = 1.0
 
 
 class Experts(NamedTuple):
@@ -86,6 +90,9 @@ class ModelConfig:
     - full: None, or what differs in layers without a window.
     - shared_layers: so many of the last layers have no keys and values. Each reads those of the last layer before them that
       has the same window (Gemma 3n and 4).
+    - shared_ffw: hidden width of the feed-forward in those layers; 0: ffw
+    - v_norm: each head's values are normed, without a weight (Gemma 4).
+    - layer_scalars: the stream behind each layer is multiplied by a number of the layer, which is not trained (Gemma 4).
     - query_scale: factor of q.k; None means head_dim ** -0.5, with the head_dim of the layer.
     - attn_soft_cap, final_soft_cap: None, or c in c * tanh(x / c).
     - local_rope_theta: None, or layers with a window rotate by this theta, unscaled (Gemma 3, arXiv 2503.19786).
@@ -121,6 +128,9 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()
     full: FullAttention | None = None
     shared_layers: int = 0
+    shared_ffw: int = 0
+    v_norm: bool = False
+    layer_scalars: bool = False
     attn_soft_cap: float | None = None
     final_soft_cap: float | None = None
     used_vocab: int = 0  # ids from here on have rows but no meaning, and are never sampled; 0: no such ids
@@ -152,8 +162,12 @@ class ModelConfig:
                 f"model: shared_layers={self.shared_layers} must leave a layer of each window before them, got windows "
                 f"{self.windows}"
             )
-        if self.full and min(self.full) < 1:
-            raise ValueError(f"model: full needs kv_heads and head_dim of at least 1, got {tuple(self.full)}")
+        if self.full and (min(self.full[:2]) < 1 or not 0 <= self.full.turned <= 1):
+            raise ValueError(
+                f"model: full needs kv_heads and head_dim of at least 1, and turned from 0 to 1, got {tuple(self.full)}"
+            )
+        if self.shared_ffw < 0:
+            raise ValueError(f"model: shared_ffw={self.shared_ffw} must be at least 0")
         for kv_heads, head_dim in shapes(self.kept):
             if self.heads % kv_heads:
                 raise ValueError(f"model: heads={self.heads} must be a multiple of kv_heads={kv_heads}")
@@ -187,8 +201,21 @@ class ModelConfig:
     @property
     def alike(self) -> bool:
         """Returns whether all layers have weights of the same names and shapes."""
-        mixed = self.experts is not None and self.experts.dense_layers
-        return not mixed and not self.shared_layers and len(shapes(self.kept)) == 1
+        kinds = (
+            (*self.sides(at), self.kept[at].entry, self.ffw_of(at), self.experts_of(at)) for at in range(self.layers)
+        )
+        return len(set(kinds)) == 1 and len(shapes(self.kept)) == 1
+
+    def sides(self, layer: int) -> tuple[str, ...]:
+        """Returns which of q, k and v a layer has weights for."""
+        if self.kept[layer].of is not None:
+            return ("q",)
+        whole = self.full is not None and self.windows[layer] is None
+        return ("q", "k") if whole and self.full.values_are_keys else ("q", "k", "v")
+
+    def ffw_of(self, layer: int) -> int:
+        """Returns the hidden width of a layer's feed-forward, where it has no experts."""
+        return self.ffw if self.kept[layer].of is None else self.shared_ffw or self.ffw
 
     @property
     def expert_layers(self) -> tuple[int, ...]:
@@ -199,7 +226,9 @@ class ModelConfig:
     def widest(self) -> int:
         """Returns the most inner values that a token has in a layer's feed-forward, over the layers."""
         e = self.experts
-        return self.ffw if e is None else max(e.per_token * e.ffw + e.shared_ffw, self.ffw if e.dense_layers else 0)
+        if e is None:
+            return max(map(self.ffw_of, range(self.layers)))
+        return max(e.per_token * e.ffw + e.shared_ffw, self.ffw if e.dense_layers else 0)
 
     def scale_of(self, layer: int) -> float:
         """Returns the factor of q.k in a layer."""
@@ -229,6 +258,8 @@ def frequencies(config: ModelConfig, layer: int) -> np.ndarray:
     steps = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     local = _local(config, layer)
     base = (config.local_rope_theta if local else config.rope_theta) ** -steps
+    if config.full is not None and config.windows[layer] is None:
+        base[int(config.full.turned * head_dim // 2) :] = 0
     scaling = config.rope_scaling
     if scaling is None or local or scaling.kind == "dynamic":
         return base
