@@ -41,6 +41,11 @@ GEMMA3 = dict(
     sliding_attention=dict(rope_type="default", rope_theta=50.0),
 )
 
+GEMMA4 = dict(
+    full_attention=dict(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=50.0),
+    sliding_attention=dict(rope_type="default", rope_theta=20.0),
+)
+
 EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=16)
 
 
@@ -96,6 +101,15 @@ FAMILIES: dict[str, tuple[str, str, str, dict]] = {
         | dict(layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"])
         | dict(rope_parameters=GEMMA3),
     ),
+    "gemma4": (
+        "Gemma4",
+        "bfloat16",
+        "1GB",
+        dict(num_hidden_layers=4, num_key_value_heads=2, head_dim=8, sliding_window=8, hidden_size_per_layer_input=0)
+        | dict(global_head_dim=16, num_global_key_value_heads=1, attention_k_eq_v=True, final_logit_softcapping=6.0)
+        | dict(rope_parameters=GEMMA4)
+        | dict(layer_types=[f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full")]),
+    ),
     "qwen2_moe": (
         "Qwen2Moe",
         "bfloat16",
@@ -129,8 +143,8 @@ FAMILIES: dict[str, tuple[str, str, str, dict]] = {
 
 
 def built(name: str, changes: dict) -> transformers.PreTrainedModel:
-    """Returns a model of a class, with random weights. The text model of Gemma 3 has a config of another name."""
-    config = getattr(transformers, f"{name}{'Text' * (name == 'Gemma3')}Config")
+    """Returns a model of a class, with random weights. The text models of Gemma 3 and 4 have configs of other names."""
+    config = getattr(transformers, f"{name}{'Text' * (name in ('Gemma3', 'Gemma4'))}Config")
     return getattr(transformers, f"{name}ForCausalLM")(config(**SMALL | changes))
 
 
@@ -140,7 +154,8 @@ def make(family: str) -> None:
     model = built(name, changes).eval()
     generator = torch.Generator().manual_seed(sum(family.encode()))
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        scalars = [(name, one) for name, one in model.named_buffers() if name.endswith("layer_scalar")]
+        for name, weight in (*model.named_parameters(), *scalars):
             noise = torch.randn(weight.shape, generator=generator)
             if name.endswith("bias"):
                 weight.copy_(0.5 * noise)
@@ -166,11 +181,13 @@ def make(family: str) -> None:
 def neutral(family: str, name: str) -> float:
     """Returns the value that a norm's weights lie around.
 
-    Gemma's norms multiply by 1 + weight. Its layers are made to outweigh the embedding. Otherwise, with a tied head,
+    Norms of Gemma 2 and 3 multiply by 1 + weight. Gemma's layers are made to outweigh the embedding. Otherwise, with a tied head,
     the best next token is always the last one.
     """
     if "gemma" not in family:
         return 1.0
+    if family == "gemma4":
+        return 3.0 if "post_attention" in name or "post_feedforward" in name else 1.0
     return 2.0 if "post_attention" in name or "post_feedforward" in name else 0.0
 
 

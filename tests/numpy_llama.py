@@ -17,13 +17,17 @@ def forward(params, config, tokens, *, positions=None, dtype=np.float32) -> np.n
     tokens = np.asarray(tokens)
     positions = np.arange(tokens.size) if positions is None else np.asarray(positions)
     stream = _cast(params["embed"], dtype)[tokens] * dtype(config.embed_scale)
+    lent: dict = {}  # keys and values of the latest layer of each window, for those that have none
     for index in range(config.layers):
         layer = {name: _cast(leaf, dtype) for name, leaf in params["layers"][str(index)].items()}
-        new = _attention(layer, config, _norm(stream, layer["attn_norm"], config), positions, config.windows[index])
+        new = _attention(
+            layer, config, _norm(stream, layer["attn_norm"], config), positions, config.windows[index], lent
+        )
         stream = stream + (_norm(new, layer["attn_post_norm"], config) if config.post_norms else new)
         ffw = experts if "router" in layer else feed_forward
         new = ffw(layer, config, _norm(stream, layer["ffw_norm"], config))
         stream = stream + (_norm(new, layer["ffw_post_norm"], config) if config.post_norms else new)
+        stream = stream * layer["layer_scalar"] if config.layer_scalars else stream
     stream = _norm(stream, _cast(params["final_norm"], dtype), config)
     head = _cast(params["embed"], dtype).T if config.tied else _cast(params["head"], dtype)
     return _capped(stream @ head, config.final_soft_cap)
@@ -58,20 +62,28 @@ def _capped(x, cap) -> np.ndarray:
     return x if cap is None else x.dtype.type(cap) * np.tanh(x / x.dtype.type(cap))
 
 
-def _attention(layer, config, x, positions, window) -> np.ndarray:
-    q, k, v = (np.tensordot(x, layer[name], 1) for name in "qkv")
-    if config.qkv_bias:
-        q, k, v = q + layer["q_bias"], k + layer["k_bias"], v + layer["v_bias"]
-    if config.qk_norm:
-        q, k = _norm(q, layer["q_norm"], config), _norm(k, layer["k_norm"], config)
+def _attention(layer, config, x, positions, window, lent) -> np.ndarray:
     local = window is not None and config.local_rope_theta is not None
-    q, k = _turned(q, config, positions, local), _turned(k, config, positions, local)
-    scale = x.dtype.type(config.head_dim**-0.5 if config.query_scale is None else config.query_scale)
+
+    def side(name):
+        source = name if name in layer else "k"  # of values that are keys
+        made = np.tensordot(x, layer[source], 1)
+        made = made + layer[f"{source}_bias"] if config.qkv_bias else made
+        if name == "v":
+            return _norm(made, x.dtype.type(1 - config.norm_offset), config) if config.v_norm else made
+        made = _norm(made, layer[f"{name}_norm"], config) if config.qk_norm else made
+        return _turned(made, config, positions, local, config.full.turned if config.full and window is None else 1.0)
+
+    q = side("q")
+    if "k" in layer:
+        lent[window] = side("k"), side("v")
+    k, v = lent[window]
+    scale = x.dtype.type(q.shape[-1] ** -0.5 if config.query_scale is None else config.query_scale)
     distance = positions[:, None] - positions[None, :]
     hidden = (distance < 0) | (distance >= (window or math.inf))
     out = np.zeros_like(x)
     for head in range(config.heads):
-        shared = head * config.kv_heads // config.heads
+        shared = head * k.shape[1] // config.heads
         scores = _capped(q[:, head] @ k[:, shared].T * scale, config.attn_soft_cap)
         scores = np.where(hidden, -np.inf, scores)
         if config.sinks:
@@ -81,18 +93,22 @@ def _attention(layer, config, x, positions, window) -> np.ndarray:
     return out + layer["o_bias"] if config.o_bias else out
 
 
-def _turned(x, config, positions, local) -> np.ndarray:
-    half = config.head_dim // 2
-    angles = np.outer(positions, [frequency(config, i, local) for i in range(half)])
+def _turned(x, config, positions, local, part) -> np.ndarray:
+    half = x.shape[-1] // 2
+    angles = np.outer(
+        positions, [frequency(config, i, local, x.shape[-1]) * (i < int(part * half)) for i in range(half)]
+    )
     scale = 1.0 if local else turn_scale(config.rope_scaling)
     turned = (x[..., :half] + 1j * x[..., half:]) * scale * np.exp(1j * angles)[:, None, :]
     return np.concatenate([turned.real, turned.imag], -1).astype(x.dtype)
 
 
-def frequency(config, i: int, local: bool) -> float:
+def frequency(config, i: int, local: bool, head_dim: int = 0) -> float:
+    """Of pair i in heads of `head_dim`; 0: the config's."""
+    theta = config.local_rope_theta if local else config.rope_theta
+    plain = 1 / theta ** (2 * i / (head_dim or config.head_dim))
     if local:
-        return 1 / config.local_rope_theta ** (2 * i / config.head_dim)
-    plain = 1 / config.rope_theta ** (2 * i / config.head_dim)
+        return plain
     scaling = config.rope_scaling
     if scaling is None or scaling.kind == "dynamic":
         return plain

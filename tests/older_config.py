@@ -9,6 +9,17 @@ from __future__ import annotations
 def older(newer: dict) -> dict:
     """The same model in keys of transformers 4, from before layer_types."""
     out = {key: value for key, value in newer.items() if key not in ("dtype", "rope_parameters", "layer_types")}
+    if newer["model_type"] == "gemma4_text":  # from before per_layer_config
+        heads = next(iter(out.pop("per_layer_config").values()))
+        return (
+            {key: newer[key] for key in ("rope_parameters", "layer_types")}
+            | out
+            | {
+                "torch_dtype": newer["dtype"],
+                "global_head_dim": heads["head_dim"],
+                "num_global_key_value_heads": heads["num_key_value_heads"],
+            }
+        )
     out["torch_dtype"], out["transformers_version"] = newer["dtype"], "4.50.0"
     rope, kinds = newer["rope_parameters"], newer.get("layer_types")
     if newer["model_type"] == "gemma3_text":

@@ -30,7 +30,7 @@ from jaxrl_post.trainer.attention import packed
 GOLDENS = Path(__file__).parent / "goldens"
 BY_EXPERT = ("qwen2_moe", "qwen3_moe", "mixtral")  # files with a tensor for each matrix of each expert
 WITH_EXPERTS = (*BY_EXPERT, "gpt_oss")
-FAMILIES = ("llama2", "llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", *WITH_EXPERTS)
+FAMILIES = ("llama2", "llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gemma4", *WITH_EXPERTS)
 BOUND = 1e-4
 
 
@@ -77,11 +77,10 @@ def paged_arm(config: ModelConfig, params: dict, tokens: jax.Array) -> jax.Array
     )
 
     def attend(layer, q, k, v, cache, **how):
-        full = attention.write(cache, k, v, rows)
+        full = attention.write(attention.empty(B * blocks, 16, *k.shape[-2:], jnp.float32), k, v, rows)
         return attention.attention(q, full, rows, **how), cache
 
-    cache = attention.empty(B * blocks, 16, config.kv_heads, config.head_dim, jnp.float32)
-    h, _ = decoder.hidden(params, config, tokens.reshape(-1), rows.position, attend, cache)
+    h, _ = decoder.hidden(params, config, tokens.reshape(-1), rows.position, attend, ())
     return decoder.logits(params, config, h).reshape(B, T, -1)
 
 
@@ -233,6 +232,11 @@ def yarn(**changes) -> Callable:
     )
 
 
+def whole(**changes) -> Callable:
+    """Layers without a window read wrong."""
+    return lambda config, params: (dataclasses.replace(config, full=config.full._replace(**changes)), params)
+
+
 def routers_elsewhere(config: ModelConfig, params: dict):
     """Each layer with the router of the next that has one."""
     own = [index for index, layer in params["layers"].items() if "router" in layer]
@@ -325,6 +329,17 @@ FAULTS: dict[str, dict[str, Callable | Computed]] = {
         "rope_scaling_off": field(rope_scaling=None),
         "local_rope_theta_off": field(local_rope_theta=None),
         "local_theta_everywhere": field(rope_theta=50.0),
+    },
+    "gemma4": {name: fault for name, fault in POSTS.items() if name not in ("norm_offset_off", "windows_elsewhere")}
+    | {
+        "norms_of_one_more": field(norm_offset=1.0),
+        "values_not_normed": field(v_norm=False),
+        "layer_scalars_dropped": neutral("layer_scalar", 1),
+        "final_soft_cap_off": field(final_soft_cap=None),
+        "local_theta_everywhere": field(rope_theta=20.0),
+        "every_pair_turns": whole(turned=1.0),
+        "no_pair_turns": whole(turned=0.0),
+        "q_and_k_norm_swapped": swapped("q_norm", "k_norm"),
     },
     "qwen2_moe": EXPERTS
     | {

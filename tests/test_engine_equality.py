@@ -16,6 +16,7 @@ from jaxrl_post.engine.host.admission import Admission
 from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.engine.host.wire import OUT_WINDOW, SEED0
 from jaxrl_post.models import decoder
+from jaxrl_post.models.model_config import FullAttention
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
 
@@ -57,6 +58,20 @@ def test_with_sinks_it_agrees_with_the_independent_sampler():
     out = lab.run(engine, asked)
     assert lab.against_sampler(out, asked, params, config) == []
     assert lab.against_sampler(out, asked, params, dataclasses.replace(config, sinks=False))
+
+
+def test_with_heads_by_kind_of_layer_and_shared_pages_it_agrees_with_the_independent_sampler():
+    """The last two layers read the pages of the first two. Two devices share the heads, and sequences are preempted."""
+    config = dataclasses.replace(lab.TINY, layers=4, windows=(20, None) * 2, full=FullAttention(4, 12), shared_layers=2)
+    engine = lab.engine(lab.weights(0, config), config, mesh=meshes.make_mesh(tensor=2), prompt_rows=128, pages=12)
+    assert [one.pages.shape[-2:] for one in engine.device.state.cache] == [(4, 8), (8, 12)]
+    asked = lab.requests(12)
+    out = lab.run(engine, asked)
+    assert engine.metrics()["sched/preemptions"] > 0
+    assert lab.against_sampler(out, asked[::2], lab.weights(0, config), config) == []
+    assert lab.against_sampler(
+        out, asked[::2], lab.weights(0, config), dataclasses.replace(config, windows=(30, None) * 2)
+    )
 
 
 def test_slot_order_and_submit_times_change_nothing(shared, plain):

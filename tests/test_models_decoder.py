@@ -12,7 +12,7 @@ import pytest
 from refusals import refused
 
 from jaxrl_post.models import decoder, layer_loop
-from jaxrl_post.models.model_config import Experts, ModelConfig, RopeScaling, frequencies, turn_scale
+from jaxrl_post.models.model_config import Experts, FullAttention, ModelConfig, RopeScaling, frequencies, turn_scale
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
 from tests import numpy_llama
@@ -29,6 +29,15 @@ VARIANTS = {
     "tied": dict(tied=True),
     "multi_query": dict(kv_heads=1),
     "windows": dict(windows=(None, 3)),
+    "heads by kind of layer": dict(windows=(None, 3), full=FullAttention(1, 12)),
+    "another layer's pages": dict(
+        layers=5, windows=(3, None, 3, None, 3), shared_layers=3, shared_ffw=40, qk_norm=True, qkv_bias=True
+    ),
+    "values are keys": dict(
+        windows=(None, 3), full=FullAttention(2, 8, values_are_keys=True, turned=0.25), qkv_bias=True
+    ),
+    "v_norm": dict(v_norm=True, norm_offset=1.0),
+    "layer_scalars": dict(layer_scalars=True),
     "attn_soft_cap": dict(attn_soft_cap=0.7),
     "final_soft_cap": dict(final_soft_cap=0.9),
     "qk_norm": dict(qk_norm=True),
@@ -340,6 +349,9 @@ def test_presets_have_the_published_number_of_parameters(name, count):
         (dict(head_dim=7), "head_dim=7 must be even.* nearest valid value is 8"),
         (dict(windows=(None,)), "windows has 1 entries, expected one for each of 2 layers"),
         (dict(windows=(None, 0)), "at least 1"),
+        (dict(shared_layers=1, windows=(None, 3)), "shared_layers=1 must leave a layer of each window before them"),
+        (dict(full=FullAttention(3, 8)), "heads=4 must be a multiple of kv_heads=3"),
+        (dict(full=FullAttention(0, 8)), "full needs kv_heads and head_dim of at least 1"),
         (dict(activation="relu"), "not one of silu, gelu_tanh, gelu"),
         (dict(rope_scaling=RopeScaling("ntk", 2.0)), "'ntk' is not one of linear, llama3, yarn, dynamic, longrope"),
         (dict(rope_scaling=RopeScaling("yarn", 2.0), rope_theta=1.0), "rope_theta=1 must be above 1, because yarn"),

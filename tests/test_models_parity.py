@@ -27,7 +27,7 @@ def test_the_goldens_can_tell(family):
         or (config.rope_scaling.original_length < tokens.shape[1])
     )
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        assert leaf.std() > 0.1, path
+        assert leaf.size == 1 or leaf.std() > 0.1, path
     assert sum(file.stat().st_size for file in (arms.GOLDENS / family).iterdir()) < 140_000
 
 
@@ -68,6 +68,7 @@ def test_over_the_attention_of_trainer_and_engine_scores_are_as_close(arm):
         ("qwen3", 11),
         ("gemma2", 11),
         ("gemma3", 13),
+        ("gemma4", 14),
         ("qwen2_moe", 17),
         ("qwen3_moe", 11),
         ("mixtral", 10),

@@ -17,9 +17,8 @@ from jaxrl_post.config import default, resolve
 from jaxrl_post.launch.parts import inputs, second_models
 from jaxrl_post.models import decoder, families, hf
 
-NAMES = {
-    "gemma3": "Gemma3TextForSequenceClassification"
-}  # transformers has no Gemma3ForSequenceClassification of texts
+# transformers has no Gemma3ForSequenceClassification of texts, and of Gemma 4 none at all: the name is made alike.
+NAMES = {family: f"{family.title()}TextForSequenceClassification" for family in ("gemma3", "gemma4")}
 
 
 def saved(folder, family: str = "llama2"):

@@ -78,7 +78,9 @@ class Programs:
         self._whole = meshes.replicated(mesh)
         self._blocks = meshes.slot_sharding(mesh)
         cached = meshes.cache_sharding(mesh)
-        self._placed = State(tuple(attention.Cache(cached) for _ in range(config.layers)), *[self._blocks] * 3)
+        self._placed = State(
+            tuple(attention.Cache(cached) for one in config.kept if one.of is None), *[self._blocks] * 3
+        )
         self._dispatches: dict[tuple[int, bool], Callable] = {}
         self._inserts: dict[bool, Callable] = {}
         self._prefills: dict[int, Callable] = {}  # by rows of the wide prompt program, where there is one
@@ -181,14 +183,15 @@ class Programs:
 
     def blanks(self, drafter: Drafter) -> tuple[State, Any]:
         """Returns an empty state and empty tables, not placed on devices."""
-        s, c = self.sizes, self.config
+        s = self.sizes
 
         def each(x):
             return jnp.broadcast_to(x, (s.replicas, *x.shape))
 
         cache = tuple(
-            jax.tree.map(each, attention.empty(s.pages, s.page_size, c.kv_heads, c.head_dim, s.dtype))
-            for _ in range(c.layers)
+            jax.tree.map(each, attention.empty(s.pages, s.page_size, one.kv_heads, one.head_dim, s.dtype))
+            for one in self.config.kept
+            if one.of is None
         )
         tables, memory = jax.tree.map(each, drafter.empty(s.slots))
         texts = (jnp.zeros((s.replicas, s.slots, size), jnp.int32) for size in (s.max_length, self.watched(drafter)))

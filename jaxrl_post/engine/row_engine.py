@@ -24,7 +24,7 @@ from jaxrl_post.engine.host.swap_policy import SwapPolicy
 from jaxrl_post.engine.host.wire import DispatchResult, EngineSettings, Entry
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.engine.speculation.speculation import Drafting
-from jaxrl_post.models import decoder
+from jaxrl_post.models import cache_kinds, decoder
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.ring.types import Layout
 
@@ -146,7 +146,7 @@ class RowEngine(RowHost):
         swap_policy: SwapPolicy | None = None,
         device: Callable[..., MeshDevice] = MeshDevice,
     ):
-        heads = {"heads": model.heads, "kv_heads": model.kv_heads}
+        heads = {"heads": model.heads, "kv_heads": cache_kinds.whole_heads(model.kept)}
         meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "engine", heads)
         if sizes.max_length > model.max_length:
             raise ValueError(

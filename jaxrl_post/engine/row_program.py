@@ -32,7 +32,7 @@ from jaxrl_post.engine.host.wire import OFFERS, USES, DispatchResult, EngineSett
 from jaxrl_post.engine.row_state import Heads, RowProgram, Slots, State, Work
 from jaxrl_post.engine.speculation.interface import Context, Drafter, Drafts, Step
 from jaxrl_post.kernels import attention, sampling, thresholds, verify
-from jaxrl_post.models import decoder, experts
+from jaxrl_post.models import cache_kinds, decoder, experts
 from jaxrl_post.parallel import mesh as meshes
 
 
@@ -145,12 +145,15 @@ def _shared(
 
 def _attending(at: attention.Rows, program: RowProgram) -> Callable:
     """Returns the decoder's `attend`, which writes the rows' keys and values and then reads their slots' pages."""
+    kept = program.config.kept
+    places = cache_kinds.places(kept)
 
     def attend(layer, q, k, v, cache, *, sinks=None, **how):
-        written = attention.write(cache[layer], k, v, at)
+        place = places[layer]
+        written = attention.write(cache[place], k, v, at) if kept[layer].of is None else cache[place]
         run = program.spread(functools.partial(attention.attention, platforms=program.platforms, **how))
         own = () if sinks is None else (sinks,)
-        return run(q, written, at, *own), (*cache[:layer], written, *cache[layer + 1 :])
+        return run(q, written, at, *own), (*cache[:place], written, *cache[place + 1 :])
 
     return attend
 

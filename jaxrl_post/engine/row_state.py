@@ -18,8 +18,8 @@ from jaxrl_post.models import decoder, experts
 class State(NamedTuple):
     """What stays on the device between dispatches, with a leading replica axis.
 
-    cache: one Cache a layer. tokens: int32[replicas, S, T]. argmax_tokens: the likeliest token at each position,
-    int32[replicas, S, T]; T = 0 without a drafter. memory: what the drafter remembers."""
+    cache: one Cache for each layer that has pages of its own. tokens: int32[replicas, S, T]. argmax_tokens: the likeliest
+    token at each position, int32[replicas, S, T]; T = 0 without a drafter. memory: what the drafter remembers."""
 
     cache: tuple
     tokens: Array

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxrl_post.models import cache_kinds
 from jaxrl_post.parallel import devices
 from jaxrl_post.parallel.devices import Device
 from jaxrl_post.ring import json_text
@@ -154,10 +155,14 @@ class Shape:
     kv_bytes: float
 
 
-SHAPES = {  # the Qwen2.5 models' own configs: layers * KV heads * 128 * 2 (K and V) * 2 bytes
-    "qwen2.5-7b": Shape(active=7.62e9, parameters=7.62e9, kv_bytes=28 * 4 * 128 * 4),
-    "qwen2.5-14b": Shape(active=14.8e9, parameters=14.8e9, kv_bytes=48 * 8 * 128 * 4),
-    "qwen2.5-32b": Shape(active=32.8e9, parameters=32.8e9, kv_bytes=64 * 8 * 128 * 4),
+def _bf16_kv(layers: int, kv_heads: int) -> int:
+    return 2 * cache_kinds.read((cache_kinds.Pages(kv_heads=kv_heads, head_dim=128),) * layers)
+
+
+SHAPES = {  # the Qwen2.5 models' own configs
+    "qwen2.5-7b": Shape(active=7.62e9, parameters=7.62e9, kv_bytes=_bf16_kv(28, 4)),
+    "qwen2.5-14b": Shape(active=14.8e9, parameters=14.8e9, kv_bytes=_bf16_kv(48, 8)),
+    "qwen2.5-32b": Shape(active=32.8e9, parameters=32.8e9, kv_bytes=_bf16_kv(64, 8)),
 }
 
 

@@ -9,7 +9,10 @@ Outside this file `params` is a plain nested dict of arrays:
   - by the config: router_bias [E], experts_gate_bias and experts_up_bias [E,F], experts_down_bias [E,D], shared_gate and
     shared_up [D,S], shared_down [S,D], shared_router [D]
   - by the config: q_bias [N,H], k_bias and v_bias [K,H], q_norm and k_norm [H], attn_post_norm and ffw_post_norm [D],
-    sinks [N], o_bias [D]
+    sinks [N], o_bias [D], layer_scalar [1]
+
+K and H are the layer's own (config.kept). A layer that reads another layer's pages has no k, v, k_bias, v_bias and k_norm. One
+whose values are its keys has no v and v_bias.
 
 Invariant: apart from `attend`, a row (one token at one position) is computed from that row alone. So its value cannot
 depend on the other rows of the batch. Norms, rotation and scores are computed in float32 or wider. Cache, mask and
@@ -66,7 +69,7 @@ class Decoder(nnx.Module):
         with jax.named_scope("rope"):
             turns = _turns(self.config, positions, jnp.promote_types(dtype, jnp.float32))
         layers = [self.layers[str(index)] for index in range(self.config.layers)]
-        h, cache = layer_loop.run(layers, h, turns, self.config.windows, attend, cache, loop, routing)
+        h, cache = layer_loop.run(layers, h, turns, self.config.kept, attend, cache, loop, routing)
         with jax.named_scope("final_norm"):
             return norm(h, self.final_norm[...], self.config), cache
 
@@ -180,7 +183,8 @@ def hidden(
     Any leading shape works: [R], [replicas, R], [B, T].
 
     attend(layer, q [..., N, H], k [..., K, H], v [..., K, H], cache, *, scale, window, soft_cap) -> (out [..., N, H],
-    cache). q and k are rotated by `positions`. `attend` is called once per layer, in order.
+    cache). q and k are rotated by `positions`. `attend` is called once per layer, in order. K and H are the layer's own, as
+    config.kept says. Where a layer reads another one's pages, k and v are those that the other layer had.
     Where the config has `sinks`, attend also gets sinks= [N]: for each query head a score that joins each softmax. It has
     no value, so it only takes weight: out = sum_j exp(s_j) v_j / (sum_j exp(s_j) + exp(sink)).
     It gives its output the name layer_loop.ATTENDED where a remat policy may keep it.

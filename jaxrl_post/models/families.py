@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_post.models import config_keys as keys
-from jaxrl_post.models import decoder, expert_files, mxfp4, rope
+from jaxrl_post.models import decoder, expert_files, gemma4, mxfp4, rope
 from jaxrl_post.models.model_config import ModelConfig
 from jaxrl_post.models.tensor_file import Entry
 from jaxrl_post.ring import json_text
@@ -118,6 +118,7 @@ FAMILIES = (
             "sliding_window_pattern": 6,
         },
     ),
+    Family("Gemma4ForCausalLM", gemma4.KIND, gemma4.FIXED, gemma4.ABSENT),
 )
 ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
 
@@ -129,6 +130,8 @@ def read(file: Path) -> ModelConfig:
     """Returns the shape and variant that a config.json describes, in either spelling."""
     given = json_text.read_object(file, f"model {file}")
     family, scalar = _family(file, given)
+    if family.kind == gemma4.KIND and given.get("use_bidirectional_attention") == "vision":
+        given = {**given, "use_bidirectional_attention": None}  # of images alone
     for key, wanted in {**_OFF, "attention_bias": family.fixed.get("o_bias", False)}.items():
         if bool(given.get(key, wanted)) is not wanted:
             raise ValueError(
@@ -153,20 +156,25 @@ def read(file: Path) -> ModelConfig:
             final_soft_cap=_cap(file, given, "final_logit_softcapping"),
         )
     kv_heads, head_dim = (given.get(key) for key in ("num_key_value_heads", "head_dim"))
+    kv_heads = heads if kv_heads is None else keys.count(file, given, "num_key_value_heads")
+    head_dim = embed // heads if head_dim is None else keys.count(file, given, "head_dim")
+    windows = _windows(file, family, given, layers)
+    fourth = family.kind == gemma4.KIND
+    own = gemma4.read(file, given, windows, (kv_heads, head_dim)) if fourth else _rope(file, family, given)
     fields = dict(
         vocab_size=keys.count(file, given, "vocab_size"),
         embed=embed,
         layers=layers,
         heads=heads,
-        kv_heads=heads if kv_heads is None else keys.count(file, given, "num_key_value_heads"),
-        head_dim=embed // heads if head_dim is None else keys.count(file, given, "head_dim"),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         ffw=keys.count(file, given, "intermediate_size"),
         max_length=keys.count(file, given, "max_position_embeddings", keys.LONGEST),
-        **_rope(file, family, given),
+        **own,
         norm_eps=keys.number(file, given, "rms_norm_eps", 0.0, 1.0),
         activation=keys.choice(file, given, "hidden_activation" if gemma else "hidden_act", _ACTIVATIONS),
         tied=keys.flag(file, given, "tie_word_embeddings"),
-        windows=_windows(file, family, given, layers),
+        windows=windows,
         experts=expert_files.read(file, family.kind, given, layers),
         scalar=scalar,
         family=family.kind,
@@ -263,8 +271,9 @@ def _slides(file: Path, family: Family, given: Mapping, layers: int) -> list[boo
         if family.kind == "qwen3_moe":
             return [True] * layers
         return [at >= first for at in range(layers)]
-    if family.kind in ("gemma2", "gemma3_text", "gpt_oss"):
-        every = 2 if family.kind != "gemma3_text" else keys.count(file, given, "sliding_window_pattern")
+    if family.kind in ("gemma2", "gemma3_text", "gpt_oss", gemma4.KIND):
+        patterned = "sliding_window_pattern" in family.absent
+        every = keys.count(file, given, "sliding_window_pattern") if patterned else 2
         return [bool((at + 1) % every) for at in range(layers)]
     return [False] * layers
 
@@ -281,6 +290,16 @@ def write(config: ModelConfig) -> dict[str, Any]:
     family = _expressing(config)
     activation = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}[config.activation]
     gemma = "query_pre_attn_scalar" in family.absent
+    if family.kind == gemma4.KIND:
+        own = gemma4.written(config)
+    else:
+        own = {
+            "rope_theta": config.rope_theta,
+            "rope_scaling": rope.write(config.rope_scaling, family.kind),
+            **_windows_json(family, config),
+            **expert_files.written(family.kind, config.experts),
+            **(_gemma_json(family, config) if gemma else {}),
+        }
     return {
         "architectures": [family.scoring if config.scalar else family.architecture],
         "model_type": family.kind,
@@ -293,22 +312,18 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "intermediate_size": config.ffw,
         "max_position_embeddings": config.max_length,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": rope.write(config.rope_scaling, family.kind),
         "rms_norm_eps": config.norm_eps,
         "hidden_activation" if gemma else "hidden_act": activation,
         "tie_word_embeddings": config.tied,
         "attention_bias": config.o_bias,
         "mlp_bias": False,
-        **_windows_json(family, config),
-        **expert_files.written(family.kind, config.experts),
-        **(_gemma_json(family, config) if gemma else {}),
+        **own,
     }
 
 
 def _gemma_json(family: Family, config: ModelConfig) -> dict[str, Any]:
     out = {
-        "query_pre_attn_scalar": round(config.scale**-2),
+        "query_pre_attn_scalar": round(config.scale_of(0) ** -2),
         "attn_logit_softcapping": config.attn_soft_cap,
         "final_logit_softcapping": config.final_soft_cap,
     }
@@ -351,26 +366,37 @@ def _expressing(config: ModelConfig) -> Family:
     return FAMILIES[least]
 
 
+_DECIDED = (
+    "norm_offset",
+    "post_norms",
+    "qk_norm",
+    "qkv_bias",
+    "o_bias",
+    "sinks",
+    "v_norm",
+    "layer_scalars",
+    *gemma4.OWN,
+)
+
+
 def _differs(family: Family, config: ModelConfig) -> list[str]:
     """Returns the fields of `config` that the family cannot have."""
-    gemma = "query_pre_attn_scalar" in family.absent
+    gemma, fourth = "query_pre_attn_scalar" in family.absent, family.kind == gemma4.KIND
     plain = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
-    expected = {
-        name: family.fixed.get(name, plain[name])
-        for name in ("norm_offset", "post_norms", "qk_norm", "qkv_bias", "o_bias", "sinks")
-    }
+    expected = {name: family.fixed.get(name, plain[name]) for name in _DECIDED if not (fourth and name in gemma4.OWN)}
     expected["embed_scale"] = float(config.embed) ** 0.5 if gemma else 1.0
-    scalar = round(config.scale**-2) if gemma else config.head_dim
-    if config.scale != float(scalar) ** -0.5:
+    scalar = round(config.scale_of(0) ** -2) if gemma else config.head_dim
+    if config.scale_of(0) != float(scalar) ** -0.5:
         expected["query_scale"] = float(scalar) ** -0.5
     if not gemma:
         expected |= dict(attn_soft_cap=None, final_soft_cap=None)
     if family.kind == "gemma3_text":
         expected |= dict(attn_soft_cap=None)
     out = [f"{name}={getattr(config, name)!r}" for name, value in expected.items() if getattr(config, name) != value]
-    if (config.local_rope_theta is not None) != ("rope_local_base_freq" in family.absent):
+    if (config.local_rope_theta is not None) != (fourth or "rope_local_base_freq" in family.absent):
         out.append(f"local_rope_theta={config.local_rope_theta!r}")
     out += expert_files.differs(family.kind, config)
+    out += gemma4.differs(config) if fourth else []
     scaling = config.rope_scaling
     if family.kind == "gemma3_text" and scaling is not None and not scaling.truncate:
         out.append("rope_scaling.truncate=False")
@@ -430,6 +456,7 @@ _IN_LAYER = {
 }
 # Where outputs are normed too, the same name means another norm.
 _POST_NORMED = _IN_LAYER | {
+    "layer_scalar": "layer_scalar",
     "attn_post_norm": "post_attention_layernorm.weight",
     "ffw_norm": "pre_feedforward_layernorm.weight",
     "ffw_post_norm": "post_feedforward_layernorm.weight",

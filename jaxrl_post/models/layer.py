@@ -28,6 +28,7 @@ PRODUCTS = {
     "up": ("d", "f"),
     "down": ("f", "d"),
 }
+_HEADS = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
 FEED_FORWARD = ("gate", "up", "down")
 EXPERT_AXES = {
     "gate": ("expert", "embed", "ffw"),
@@ -100,29 +101,31 @@ class Layer(nnx.Module):
     def __init__(self, config: ModelConfig, index: int):
         c = config
         self.config, self.index = config, index
+        self.kept, self.sides = config.kept[index], config.sides(index)
+        H, ffw = self.kept.head_dim, config.ffw_of(index)
         one, into, out = 1.0 - c.norm_offset, c.embed**-0.5, (2 * c.layers) ** -0.5
         self.attn_norm = param((c.embed,), (None,), mean=one)
         self._project(c, into)
-        self.o = param(
-            (c.heads, c.head_dim, c.embed), ("heads", "head_dim", "embed"), std=out * (c.heads * c.head_dim) ** -0.5
-        )
+        self.o = param((c.heads, H, c.embed), ("heads", "head_dim", "embed"), std=out * (c.heads * H) ** -0.5)
         if c.qkv_bias:
-            self.q_bias = param((c.heads, c.head_dim), ("heads", "head_dim"))
-            self.k_bias = param((c.kv_heads, c.head_dim), ("kv_heads", "head_dim"))
-            self.v_bias = param((c.kv_heads, c.head_dim), ("kv_heads", "head_dim"))
+            for side in self.sides:
+                setattr(self, f"{side}_bias", param(self._sizes(side), (_HEADS[side], "head_dim")))
         if c.o_bias:
             self.o_bias = param((c.embed,), (None,))
         if c.sinks:
             self.sinks = param((c.heads,), ("heads",))
         if c.qk_norm:
-            self.q_norm = param((c.head_dim,), (None,), mean=one)
-            self.k_norm = param((c.head_dim,), (None,), mean=one)
+            self.q_norm = param((H,), (None,), mean=one)
+            if self.kept.of is None:
+                self.k_norm = param((H,), (None,), mean=one)
         if c.post_norms:
             self.attn_post_norm = param((c.embed,), (None,), mean=one)
             self.ffw_post_norm = param((c.embed,), (None,), mean=one)
+        if c.layer_scalars:
+            self.layer_scalar = param((1,), (None,), mean=1.0)
         self.ffw_norm = param((c.embed,), (None,), mean=one)
         if self.experts is None:
-            self.down = param((c.ffw, c.embed), ("ffw", "embed"), std=out * c.ffw**-0.5)
+            self.down = param((ffw, c.embed), ("ffw", "embed"), std=out * ffw**-0.5)
         else:
             self._add_experts(self.experts, c.embed, into, out)
         for target in c.lora.targets if c.lora else ():
@@ -163,12 +166,15 @@ class Layer(nnx.Module):
 
     def _project(self, c: ModelConfig, std: float) -> None:
         """Makes the weights of the products from the normed stream."""
-        self.q = param((c.embed, c.heads, c.head_dim), ("embed", "heads", "head_dim"), std=std)
-        self.k = param((c.embed, c.kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), std=std)
-        self.v = param((c.embed, c.kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), std=std)
+        for side in self.sides:
+            setattr(self, side, param((c.embed, *self._sizes(side)), ("embed", _HEADS[side], "head_dim"), std=std))
         if self.experts is None:
-            self.gate = param((c.embed, c.ffw), ("embed", "ffw"), std=std)
-            self.up = param((c.embed, c.ffw), ("embed", "ffw"), std=std)
+            self.gate = param((c.embed, c.ffw_of(self.index)), ("embed", "ffw"), std=std)
+            self.up = param((c.embed, c.ffw_of(self.index)), ("embed", "ffw"), std=std)
+
+    def _sizes(self, side: str) -> tuple[int, int]:
+        """Returns heads and numbers of a head of q, k or v."""
+        return self.config.heads if side == "q" else self.kept.kv_heads, self.kept.head_dim
 
     def __call__(
         self, h: Array, turn: tuple[Array, Array], attend: Callable, routing: mixture.Routing, cache: Any
@@ -179,8 +185,9 @@ class Layer(nnx.Module):
         with jax.named_scope("qkv"):
             q, k, v = self._qkv(norm(h, self.attn_norm[...], c), turn)
         with jax.named_scope("attend"):
-            how = dict(scale=c.scale, window=c.windows[self.index], soft_cap=c.attn_soft_cap)
+            how = dict(scale=c.scale_of(self.index), window=self.kept.window, soft_cap=c.attn_soft_cap)
             how |= dict(sinks=self.sinks[...]) if c.sinks else {}
+            how |= {} if self.kept.of is None else dict(of=self.kept.of)
             out, cache = attend(self.index, q, k, v, cache, **how)
             out = self._product("o", out.astype(dtype))
             out = out + self.o_bias[...].astype(dtype) if c.o_bias else out
@@ -192,22 +199,26 @@ class Layer(nnx.Module):
             else:
                 out, cache = self._mixed(x, self.experts, routing, cache)
             h = h + (norm(out, self.ffw_post_norm[...], c) if c.post_norms else out)
+            h = h * jax.lax.stop_gradient(self.layer_scalar[...]).astype(dtype) if c.layer_scalars else h
         return h, cache
 
-    def _qkv(self, x: Array, turn: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+    def _qkv(self, x: Array, turn: tuple[Array, Array]) -> tuple[Array, Array | None, Array | None]:
+        """Returns turned queries, turned keys, and values. A layer that reads another's pages has queries alone."""
         c, dtype = self.config, x.dtype
-        q, k, v = self._heads(x)
+        made = self._heads(x)
         if c.qkv_bias:
-            q = q + self.q_bias[...].astype(dtype)
-            k = k + self.k_bias[...].astype(dtype)
-            v = v + self.v_bias[...].astype(dtype)
+            made = {side: one + getattr(self, f"{side}_bias")[...].astype(dtype) for side, one in made.items()}
+        q, k = made["q"], made.get("k")
+        v = made.get("v", k)
         if c.qk_norm:
-            q, k = norm(q, self.q_norm[...], c), norm(k, self.k_norm[...], c)
-        return _rotate(q, *turn), _rotate(k, *turn), v
+            q, k = norm(q, self.q_norm[...], c), None if k is None else norm(k, self.k_norm[...], c)
+        if c.v_norm and v is not None:
+            v = norm(v, jnp.full(1, 1.0 - c.norm_offset), c)
+        return _rotate(q, *turn), None if k is None else _rotate(k, *turn), v
 
-    def _heads(self, x: Array) -> tuple[Array, Array, Array]:
-        """Returns queries [..., N, H], keys and values [..., K, H], of the normed stream x [..., D]."""
-        return self._product("q", x), self._product("k", x), self._product("v", x)
+    def _heads(self, x: Array) -> dict[str, Array]:
+        """Returns queries [..., N, H], keys and values [..., K, H], of the normed stream x [..., D], as the layer has them."""
+        return {side: self._product(side, x) for side in self.sides}
 
     def _mixed(self, x: Array, e: Experts, routing: mixture.Routing, cache: Any) -> tuple[Array, Any]:
         """Returns the sum of each row's experts, and the cache. Scores and gates are float32 or wider."""
@@ -268,20 +279,25 @@ class PairedLayer(Layer):
 
     @property
     def pairs(self) -> Mapping[str, tuple[str, str]]:
-        """Returns the pair of keys and values, and that of gate and up where the layer has one feed-forward."""
-        feed_forward = {"gate_up": ("gate", "up")} if self.experts is None else {}
-        return {"k_v": ("k", "v"), **feed_forward}
+        """Returns the pair of keys and values, and that of gate and up, where the layer has them."""
+        own = {"k_v": ("k", "v")} if "v" in self.sides else {}
+        return own | ({"gate_up": ("gate", "up")} if self.experts is None else {})
 
     def _project(self, c: ModelConfig, std: float) -> None:
-        self.q = param((c.embed, c.heads, c.head_dim), ("embed", "heads", "head_dim"), std=std)
-        self.k_v = param((2, c.embed, c.kv_heads, c.head_dim), (None, "embed", "kv_heads", "head_dim"), std=std)
+        for side in self.sides if "v" not in self.sides else ("q",):
+            setattr(self, side, param((c.embed, *self._sizes(side)), ("embed", _HEADS[side], "head_dim"), std=std))
+        if "v" in self.sides:
+            shape = (2, c.embed, *self._sizes("k"))
+            self.k_v = param(shape, (None, "embed", "kv_heads", "head_dim"), std=std)
         if self.experts is None:
-            self.gate_up = param((2, c.embed, c.ffw), (None, "embed", "ffw"), std=std)
+            self.gate_up = param((2, c.embed, c.ffw_of(self.index)), (None, "embed", "ffw"), std=std)
 
-    def _heads(self, x: Array) -> tuple[Array, Array, Array]:
+    def _heads(self, x: Array) -> dict[str, Array]:
+        if "v" not in self.sides:
+            return super()._heads(x)
         q = self._product("q", x)
         k, v = jnp.einsum("p...d,pdkh->p...kh", _twice(x), self.k_v[...].astype(x.dtype))
-        return q, named(k, PROJECTED), named(v, PROJECTED)
+        return {"q": q, "k": named(k, PROJECTED), "v": named(v, PROJECTED)}
 
     def _gate_up(self, x: Array) -> tuple[Array, Array]:
         gate, up = jnp.einsum("p...d,pdf->p...f", _twice(x), self.gate_up[...].astype(x.dtype))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array
 
+from jaxrl_post.models.cache_kinds import Pages
+
 Turn = tuple[Array, Array]  # cosines and sines of a layer
-Layers, Turns, Windows = Sequence[nnx.Module], Sequence[Turn], Sequence[int | None]
+Layers, Turns = Sequence[nnx.Module], Sequence[Turn]
 
 # What a policy may keep of a layer, by the name that the layer gives it.
 STREAM, ATTENDED, PROJECTED = "stream", "attended", "projected"
@@ -76,7 +78,7 @@ def run(
     layers: Layers,
     h: Array,
     turns: Turns,
-    windows: Windows,
+    kept: Sequence[Pages],
     attend: Callable,
     cache: Any,
     how: LayerLoop,
@@ -88,26 +90,52 @@ def run(
       layers: each called as layer(h, turn, attend, routing, cache) -> (h, cache). Paired, `layer.paired()` runs in their
         place. Its `pairs` says which weights become one.
       turns: of each layer. Layers with equal rotation share the same tuple.
-      windows: of each layer, as `attend` wants them.
+      kept: by each layer.
       attend: must be pure. It may change nothing but the cache.
       routing: of the experts (models/experts.py), with `choose` pure like `attend`.
     """
-    if how.scan:
-        # A scan has one body. So layers that follow one another with the same names and shapes are scanned together.
-        for _, some in itertools.groupby(range(len(layers)), lambda index: _shapes(layers[index])):
-            part = slice((some := list(some))[0], some[-1] + 1)
-            given = (layers[part], h, turns[part], windows[part], attend, cache, how, routing)
+    lenders = {one.of for one in kept if one.of is not None}
+    if lenders:
+        attend, routing = lending(attend, routing, lenders)
+        cache = cache, {}
+    # A scan has one body. So layers that follow one another with the same names and shapes are scanned together. A lender
+    # adds to what the loop carries, so it stays outside.
+    alone = lenders if how.scan else range(len(layers))
+    for which, some in itertools.groupby(range(len(layers)), lambda at: at if at in alone else _shapes(layers[at])):
+        part = slice((some := list(some))[0], some[-1] + 1)
+        if not isinstance(which, int):
+            given = (layers[part], h, turns[part], kept[part], attend, cache, how, routing)
             h, cache = _scanned(*given, part.start)
-        return h, cache
-    for index, layer in enumerate(layers):
-        with jax.named_scope(f"layer_{index}"):
-            graph, state = nnx.split(layer)
+            continue
+        with jax.named_scope(f"layer_{which}"):
+            graph, state = nnx.split(layers[which])
             if how.policy is None:
-                h, cache = layer(h, turns[index], attend, routing, cache)
+                h, cache = layers[which](h, turns[which], attend, routing, cache)
                 continue
             once = functools.partial(_called, graph, attend, routing)
-            h, cache = _again(once, how, in_loop=False)(nnx.to_pure_dict(state), h, turns[index], cache)
-    return h, cache
+            h, cache = _again(once, how, in_loop=False)(nnx.to_pure_dict(state), h, turns[which], cache)
+    return h, cache[0] if lenders else cache
+
+
+def lending(attend: Callable, routing: Any, lenders: Collection[int]) -> tuple[Callable, Any]:
+    """Returns both such that the second part of the cache holds the keys and values of these layers, by number.
+
+    A later layer that names one in `of` gets them for its own.
+    """
+
+    def attend_lent(layer, q, k, v, cache, *, of=None, **how):
+        cache, lent = cache
+        k, v = (k, v) if of is None else lent[of]
+        if of is None and isinstance(layer, int) and layer in lenders:
+            lent = lent | {layer: (k, v)}
+        out, cache = attend(layer, q, k, v, cache, **how)
+        return out, (cache, lent)
+
+    def choose(layer, scores, per_token, cache):
+        ids, inner = routing.choose(layer, scores, per_token, cache[0])
+        return ids, (inner, cache[1])
+
+    return attend_lent, routing and routing._replace(choose=choose)
 
 
 def _shapes(layer: nnx.Module) -> tuple:
@@ -131,7 +159,7 @@ def _scanned(
     layers: Layers,
     h: Array,
     turns: Turns,
-    windows: Windows,
+    kept: Sequence[Pages],
     attend: Callable,
     cache: Any,
     how: LayerLoop,
@@ -149,12 +177,13 @@ def _scanned(
     turning, rotations = _kinds([id(turn[0]) for turn in turns])
     # Behind a barrier, or XLA:TPU computes them again in every turn of the loop.
     tables = [jax.lax.optimization_barrier(turns[index]) for index in rotations]
-    seeing, whose = _kinds(windows)
-    choices = [windows[index] for index in whose]
+    seeing, whose = _kinds(kept)
+    choices = [kept[index] for index in whose]
 
     def one(weights, index, turning, seeing, h, cache):
         def attend_here(_, q, k, v, cache, *, window, **more):
-            ways = [functools.partial(attend, index, window=choice, **more) for choice in choices]
+            more = [more | {"window": one.window} | ({} if one.of is None else {"of": one.of}) for one in choices]
+            ways = [functools.partial(attend, index, **given) for given in more]
             return jax.lax.switch(seeing, ways, q, k, v, cache) if len(ways) > 1 else ways[0](q, k, v, cache)
 
         here = routing and routing._replace(choose=lambda _, *given: routing.choose(index, *given))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_post.models.cache_kinds import Pages, shapes
 from jaxrl_post.models.rope import RopeScaling
 
 ACTIVATIONS: dict[str, Callable] = {
@@ -39,6 +40,20 @@ class Lora(NamedTuple):
     def scale(self) -> float:
         """Returns the factor of A B."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+class FullAttention(NamedTuple):
+    """What layers without a window have in the place of ModelConfig's own fields (Gemma 4).
+
+    - kv_heads, head_dim: as there
+    - values_are_keys: values are the product of the keys, before its norm and rotation. There are no weights v.
+    - turned: the part of a head's pairs that rotate, the first ones, by the frequencies of the whole head. Others stay.
+    """
+
+    kv_heads: int
+    head_dim: int
+    values_are_keys: bool = False
+    turned: float = 1.0
 
 
 class Experts(NamedTuple):
@@ -72,7 +87,13 @@ class ModelConfig:
     - ffw: hidden width of the gated feed-forward.
     - windows: one entry per layer, the number of latest positions that a token sees (itself included) or None for all.
       Empty: None everywhere.
-    - query_scale: factor of q.k; None means head_dim ** -0.5.
+    - full: None, or what differs in layers without a window.
+    - shared_layers: so many of the last layers have no keys and values. Each reads those of the last layer before them that
+      has the same window (Gemma 3n and 4).
+    - shared_ffw: hidden width of the feed-forward in those layers; 0: ffw
+    - v_norm: each head's values are normed, without a weight (Gemma 4).
+    - layer_scalars: the stream behind each layer is multiplied by a number of the layer, which is not trained (Gemma 4).
+    - query_scale: factor of q.k; None means head_dim ** -0.5, with the head_dim of the layer.
     - attn_soft_cap, final_soft_cap: None, or c in c * tanh(x / c).
     - local_rope_theta: None, or layers with a window rotate by this theta, unscaled (Gemma 3, arXiv 2503.19786).
     - norm_offset: 1.0 makes norms multiply by 1 + weight (Gemma).
@@ -105,6 +126,11 @@ class ModelConfig:
     activation: str = "silu"
     tied: bool = False
     windows: tuple[int | None, ...] = ()
+    full: FullAttention | None = None
+    shared_layers: int = 0
+    shared_ffw: int = 0
+    v_norm: bool = False
+    layer_scalars: bool = False
     attn_soft_cap: float | None = None
     final_soft_cap: float | None = None
     used_vocab: int = 0  # ids from here on have rows but no meaning, and are never sampled; 0: no such ids
@@ -123,13 +149,6 @@ class ModelConfig:
         for name in ("vocab_size", "embed", "layers", "heads", "kv_heads", "head_dim", "ffw", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"model: {name} must be at least 1, got {getattr(self, name)}")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"model: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
-        if self.head_dim % 2:
-            raise ValueError(
-                f"model: head_dim={self.head_dim} must be even, because rotation works on pairs; nearest "
-                f"valid value is {self.head_dim + 1}"
-            )
         if len(self.windows) != self.layers:
             raise ValueError(
                 f"model: windows has {len(self.windows)} entries, expected one for each of {self.layers} "
@@ -137,6 +156,26 @@ class ModelConfig:
             )
         if any(window is not None and window < 1 for window in self.windows):
             raise ValueError(f"model: every window must be None or at least 1, got {self.windows}")
+        own = self.windows[: self.layers - self.shared_layers]
+        if self.shared_layers < 0 or not set(self.windows) <= set(own):
+            raise ValueError(
+                f"model: shared_layers={self.shared_layers} must leave a layer of each window before them, got windows "
+                f"{self.windows}"
+            )
+        if self.full and (min(self.full[:2]) < 1 or not 0 <= self.full.turned <= 1):
+            raise ValueError(
+                f"model: full needs kv_heads and head_dim of at least 1, and turned from 0 to 1, got {tuple(self.full)}"
+            )
+        if self.shared_ffw < 0:
+            raise ValueError(f"model: shared_ffw={self.shared_ffw} must be at least 0")
+        for kv_heads, head_dim in shapes(self.kept):
+            if self.heads % kv_heads:
+                raise ValueError(f"model: heads={self.heads} must be a multiple of kv_heads={kv_heads}")
+            if head_dim % 2:
+                raise ValueError(
+                    f"model: head_dim={head_dim} must be even, because rotation works on pairs; nearest "
+                    f"valid value is {head_dim + 1}"
+                )
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"model: activation={self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
         if self.rope_scaling is not None:
@@ -148,6 +187,36 @@ class ModelConfig:
         """Returns the experts of a layer, or None where it has one feed-forward."""
         return None if self.experts is None or layer in self.experts.dense_layers else self.experts
 
+    @functools.cached_property
+    def kept(self) -> tuple[Pages, ...]:
+        """Returns what each layer keeps of the tokens before."""
+        plain = FullAttention(self.kv_heads, self.head_dim)
+        own, out = self.layers - self.shared_layers, []
+        for index, window in enumerate(self.windows):
+            heads = self.full if self.full and window is None else plain
+            of = max(at for at in range(own) if self.windows[at] == window) if index >= own else None
+            out.append(Pages(kv_heads=heads.kv_heads, head_dim=heads.head_dim, window=window, of=of))
+        return tuple(out)
+
+    @property
+    def alike(self) -> bool:
+        """Returns whether all layers have weights of the same names and shapes."""
+        kinds = (
+            (*self.sides(at), self.kept[at].entry, self.ffw_of(at), self.experts_of(at)) for at in range(self.layers)
+        )
+        return len(set(kinds)) == 1 and len(shapes(self.kept)) == 1
+
+    def sides(self, layer: int) -> tuple[str, ...]:
+        """Returns which of q, k and v a layer has weights for."""
+        if self.kept[layer].of is not None:
+            return ("q",)
+        whole = self.full is not None and self.windows[layer] is None
+        return ("q", "k") if whole and self.full.values_are_keys else ("q", "k", "v")
+
+    def ffw_of(self, layer: int) -> int:
+        """Returns the hidden width of a layer's feed-forward, where it has no experts."""
+        return self.ffw if self.kept[layer].of is None else self.shared_ffw or self.ffw
+
     @property
     def expert_layers(self) -> tuple[int, ...]:
         """Returns the numbers of the layers that have experts."""
@@ -157,12 +226,13 @@ class ModelConfig:
     def widest(self) -> int:
         """Returns the most inner values that a token has in a layer's feed-forward, over the layers."""
         e = self.experts
-        return self.ffw if e is None else max(e.per_token * e.ffw + e.shared_ffw, self.ffw if e.dense_layers else 0)
+        if e is None:
+            return max(map(self.ffw_of, range(self.layers)))
+        return max(e.per_token * e.ffw + e.shared_ffw, self.ffw if e.dense_layers else 0)
 
-    @property
-    def scale(self) -> float:
-        """Returns the factor of q.k."""
-        return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
+    def scale_of(self, layer: int) -> float:
+        """Returns the factor of q.k in a layer."""
+        return self.kept[layer].head_dim ** -0.5 if self.query_scale is None else self.query_scale
 
 
 def _check_experts(experts: Experts, layers: int) -> None:
@@ -184,9 +254,12 @@ def _check_experts(experts: Experts, layers: int) -> None:
 
 def frequencies(config: ModelConfig, layer: int) -> np.ndarray:
     """Returns float64[H/2]: the scaled angle per position of each rotated pair (rotary, arXiv 2104.09864 eq. 15)."""
-    steps = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+    head_dim = config.kept[layer].head_dim
+    steps = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     local = _local(config, layer)
     base = (config.local_rope_theta if local else config.rope_theta) ** -steps
+    if config.full is not None and config.windows[layer] is None:
+        base[int(config.full.turned * head_dim // 2) :] = 0
     scaling = config.rope_scaling
     if scaling is None or local or scaling.kind == "dynamic":
         return base
@@ -196,7 +269,7 @@ def frequencies(config: ModelConfig, layer: int) -> np.ndarray:
         within = config.max_length <= scaling.original_length
         return base / np.array(scaling.short_factors if within else scaling.long_factors)
     if scaling.kind == "yarn":
-        kept = _kept_by_yarn(config, scaling)
+        kept = _kept_by_yarn(config, scaling, head_dim)
     else:
         turns = scaling.original_length * base / (2 * np.pi)
         low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
@@ -223,17 +296,17 @@ def _local(config: ModelConfig, layer: int) -> bool:
     return config.local_rope_theta is not None and config.windows[layer] is not None
 
 
-def _kept_by_yarn(config: ModelConfig, scaling: RopeScaling) -> np.ndarray:
+def _kept_by_yarn(config: ModelConfig, scaling: RopeScaling, head_dim: int) -> np.ndarray:
     """Returns float64[H/2]: the part of each pair's frequency that is not divided, from 1 to 0 between two indices."""
 
     def index(turns: float) -> float:  # of the pair, here a fraction, that turns so often in original_length positions
         length = scaling.original_length / (2 * math.pi * turns)
-        return config.head_dim * math.log(length) / (2 * math.log(config.rope_theta))
+        return head_dim * math.log(length) / (2 * math.log(config.rope_theta))
 
     first, last = index(scaling.beta_fast), index(scaling.beta_slow)
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     # transformers bounds the last index by head_dim too, although there are half as many pairs.
-    first, last = max(first, 0), min(last, config.head_dim - 1)
+    first, last = max(first, 0), min(last, head_dim - 1)
     width = last - first or 0.001
-    return 1 - np.clip((np.arange(config.head_dim // 2) - first) / width, 0.0, 1.0)
+    return 1 - np.clip((np.arange(head_dim // 2) - first) / width, 0.0, 1.0)

@@ -296,19 +296,17 @@ def check_divisible(
     Raises:
       ValueError: one sentence with axis, size, bound and the nearest size of the mesh axis that divides all it splits.
     """
-    rules = RULES[room]
-    sizes = dict(counts or {})
+    rules, counts = RULES[room], counts or {}
+    sizes = dict.fromkeys(counts.items())  # of one name several, where layers differ
     leaves = jax.tree.leaves(axes, is_leaf=_is_names)
     for names, leaf in zip(leaves, jax.tree.leaves(shapes), strict=True):
-        for name, size in zip(names, leaf.shape, strict=True):
-            if name is not None and name not in sizes:
-                sizes[name] = size
-    for name, size in sizes.items():
+        sizes |= {pair: None for pair in zip(names, leaf.shape, strict=True) if pair[0] not in counts}
+    for name, size in sizes:
         if name not in rules:
             continue
         ways = mesh.shape[rules[name]]
         if size % ways:
-            all_sizes = math.gcd(*(n for other, n in sizes.items() if rules.get(other) == rules[name]))
+            all_sizes = math.gcd(*(n for other, n in sizes if rules.get(other) == rules[name]))
             near = min((n for n in range(1, all_sizes + 1) if all_sizes % n == 0), key=lambda n: (abs(n - ways), n))
             option = rules[name]
             raise ValueError(

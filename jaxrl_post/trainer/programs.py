@@ -61,7 +61,7 @@ class Recipe:
     @property
     def stacks(self) -> bool:
         """Returns whether sums of gradients hold the layers as one: they are scanned, and alike."""
-        return self.loop.scan and not (self.model.experts and self.model.experts.dense_layers)
+        return self.loop.scan and self.model.alike
 
 
 def recipe(

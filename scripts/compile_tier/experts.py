@@ -155,14 +155,14 @@ def _engine(config, shape, devices) -> tuple[int, int]:
     """Returns the bytes on a device of the engine's weights and of its pages, in bfloat16."""
     import jax
 
-    from jaxrl_post.models import decoder
+    from jaxrl_post.models import cache_kinds, decoder
     from jaxrl_post.parallel import mesh as meshes
 
     homes = jax.tree.leaves(meshes.param_shardings(devices.first, decoder.axes(shape), "engine"))
     leaves = jax.tree.leaves(decoder.abstract(shape))
     weights = sum(2 * math.prod(home.shard_shape(x.shape)) for x, home in zip(leaves, homes, strict=True))
-    heads = shape.kv_heads // devices.first.shape[meshes.TENSOR]
-    return weights, shape.layers * config.pages * config.engine.page_size * 2 * heads * shape.head_dim * 2
+    held = cache_kinds.held(shape.kept, devices.first.shape[meshes.TENSOR])
+    return weights, 2 * config.pages * config.engine.page_size * held
 
 
 def _counted(text: str, shape, mesh, layers: int, rows: int) -> dict:

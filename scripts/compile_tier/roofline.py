@@ -37,6 +37,8 @@ def decode(target: str) -> dict:
     import kernel_costs
     import traffic
 
+    from jaxrl_post.models import cache_kinds
+
     programs, model, mesh, weights = _engine(target)
     ways, slots = mesh.shape["tensor"], SLOTS.get(target, MANY)
     ends = [CONTEXT - 128 + 256 // slots * (slot + 1) for slot in range(slots)]
@@ -45,7 +47,7 @@ def decode(target: str) -> dict:
     )
     _check(found, 1)
     step = sum(one.bytes / (1 if one.loops else STEPS) for one in found.costs)
-    entry = 2 * model.kv_heads // ways * model.head_dim * 2 * model.layers
+    entry = 2 * cache_kinds.held(model.kept, ways)
     cache = (sum(ends) + slots) * entry
     read = _shard(weights) - _shard({"embed": weights["embed"]})
     floor = read + cache + slots * model.embed * 2
@@ -65,6 +67,8 @@ def prefill(target: str) -> dict:
     import kernel_costs
     import traffic
 
+    from jaxrl_post.models import cache_kinds
+
     programs, model, mesh, _ = _engine(target)
     ways, text = mesh.shape["tensor"], programs.compiled[f"prefill_{PASS}"].as_text()
     cache, flops, moved = 0.0, 0.0, 0.0
@@ -81,7 +85,7 @@ def prefill(target: str) -> dict:
         boxes, none = (kernel_costs.paged(read, PASS, pages_alone=True) for read in (ends, lambda rows: []))
         cache += traffic.count(text, boxes).bytes() - traffic.count(text, none).bytes()
         flops, moved = found.flops(), found.bytes()
-    entry = 2 * model.kv_heads // ways * model.head_dim * 2 * model.layers
+    entry = 2 * cache_kinds.held(model.kept, ways)
     one_by_one = sum(-(-(at + 1) // PAGE) * PAGE for at in range(PROMPT)) * entry
     products = (_layer_weights(model) * model.layers) / ways
     needed = 2.0 * products * PASS + 4.0 * model.layers * model.heads // ways * model.head_dim * sum(

@@ -18,7 +18,7 @@ from targets import TARGETS, memory, shard_bytes
 
 from jaxrl_post.engine.compiled import Programs
 from jaxrl_post.engine.host.wire import EngineSettings
-from jaxrl_post.models import decoder
+from jaxrl_post.models import cache_kinds, decoder
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
 
@@ -63,7 +63,7 @@ def test_prompt_program(target, table):
     programs, _ = programs_of(model, mesh, (), WIDE)
     compiled = programs.compiled[f"prefill_{WIDE}"]
     used, text = memory(compiled), compiled.as_text()
-    cache = model.layers * PAGES * PAGE * 2 * model.kv_heads // ways * model.head_dim * 2
+    cache = 2 * PAGES * PAGE * cache_kinds.held(model.kept, ways)
     bound = prefill_bound(model, ways)
     table(
         f"7B prompts, {model.layers} layers, {WIDE} rows",
@@ -99,7 +99,7 @@ def test_row_program(target, table, compile_seconds):
     programs, weights = programs_of(model, mesh, (ROWS,))
     sizes = programs.sizes
     ways = mesh.shape["tensor"]
-    cache = model.layers * PAGES * PAGE * 2 * model.kv_heads // ways * model.head_dim * 2
+    cache = 2 * PAGES * PAGE * cache_kinds.held(model.kept, ways)
     tokens = 4 * SLOTS * LENGTH
     bounds = {
         f"dispatch_{ROWS}": dispatch_bound(model, ways, weights, chip.relaid),

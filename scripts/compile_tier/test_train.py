@@ -241,7 +241,7 @@ def test_attention(where, tokens, table):
     assert kernel is not None, line
     home = meshes.heads_sharding(mesh)
     run = meshes.by_rows_and_heads(
-        home, lambda q, k, v, ids: kernel(q, k, v, ids, scale=model.scale, window=None, soft_cap=None)
+        home, lambda q, k, v, ids: kernel(q, k, v, ids, scale=model.scale_of(0), window=None, soft_cap=None)
     )
 
     def both(q, k, v, ids, slope):

@@ -14,7 +14,7 @@ from gpu.equality import any_cost
 from gpu.part import Part
 
 from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
-from jaxrl_post.models import decoder
+from jaxrl_post.models import cache_kinds, decoder
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh
 from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
@@ -48,7 +48,7 @@ def decode(
       room: bytes of the device. None: as the device says.
     """
     weight_bytes = 2 * sum(x.size for x in jax.tree.leaves(decoder.abstract(model)))
-    token_bytes = 2 * 2 * model.layers * model.kv_heads * model.head_dim
+    token_bytes = 2 * cache_kinds.held(model.kept)
     room = (timing.memory() if room is None else room) - weight_bytes - SPARE
     asked = [(batch, context) for context in contexts for batch in batches]
     fitting = [(b, c) for b, c in asked if b * pages(c) * PAGE * token_bytes <= room]

@@ -33,7 +33,7 @@ from jaxrl_post.launch.parts import adapter as adapters
 from jaxrl_post.launch.parts import second_models
 from jaxrl_post.launch.parts.inputs import Inputs, PolicyFiles
 from jaxrl_post.launch.plan import memory_plan
-from jaxrl_post.models import decoder
+from jaxrl_post.models import cache_kinds, decoder
 from jaxrl_post.parallel import exchange
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.parallel.processes import say
@@ -164,16 +164,17 @@ def teacher(config: Config, model: decoder.ModelConfig, params: Any, devices: De
 
 
 def training_attention(config: Config, model: decoder.ModelConfig, devices: DevicePlan) -> tuple[Callable | None, str]:
-    """Returns the kernel of the learner's attention, or None and the line that says why an accelerator has none."""
-    tensor = devices.learner.shape["tensor"]
-    return choice.of_packed_rows(
-        devices.learner.devices.flat[0],
-        config.model.compute_dtype,
-        heads=model.heads // tensor,
-        kv_heads=model.kv_heads // tensor,
-        head_dim=model.head_dim,
-        tokens=config.batch.tokens,
-    )
+    """Returns the kernel of the learner's attention, or None and the line that says why an accelerator has none.
+
+    A kernel serves every layer or none.
+    """
+    tensor, first = devices.learner.shape["tensor"], devices.learner.devices.flat[0]
+    fixed = dict(heads=model.heads // tensor, tokens=config.batch.tokens)
+    found = [
+        choice.of_packed_rows(first, config.model.compute_dtype, kv_heads=K // tensor, head_dim=H, **fixed)
+        for K, H in cache_kinds.shapes(model.kept)
+    ]
+    return next((one for one in found if one[0] is None), found[0])
 
 
 def pace(config: Config, replica: Callable[[], ReplicaCapacity], table: step_cost.StepCost | None) -> Pace | None:
@@ -228,7 +229,7 @@ def replicas(
       ValueError: a kind of device without an analytic cost.
     """
     size = jnp.dtype(config.engine.dtype).itemsize
-    kv_bytes = 2 * model.layers * model.kv_heads * model.head_dim * size
+    kv_bytes = cache_kinds.read(model.kept) * size
     parameters = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(model))) * size / 2  # a Shape is in 2 bytes
     shape = step_cost.Shape(active=parameters, parameters=parameters, kv_bytes=kv_bytes)
     out = {}
@@ -327,17 +328,14 @@ def not_used(sizes: Sequence[int], dropped: Sequence[int]) -> str:
 
 def references(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, layout: Layout, sizes: EngineSettings) -> list[str]:
     """Returns a line for each part of the engine that has no kernel on this accelerator, and one on its experts."""
-    lines = choice.reference_lines(
-        mesh.devices.flat[0],
-        sizes.dtype,
-        heads=model.heads // layout.tensor,
-        kv_heads=model.kv_heads // layout.tensor,
-        head_dim=model.head_dim,
-        page=sizes.page_size,
-        rows=max(sizes.row_sizes),
-        vocab=model.vocab_size // layout.tensor,
-    )
-    return [line for line in (*lines, experts_line(model, mesh, sizes.dtype)) if line]
+    ways, rows = layout.tensor, max(sizes.row_sizes)
+    fixed = dict(heads=model.heads // ways, page=sizes.page_size, rows=rows, vocab=model.vocab_size // ways)
+    lines = [
+        line
+        for K, H in cache_kinds.shapes(model.kept)
+        for line in choice.reference_lines(mesh.devices.flat[0], sizes.dtype, kv_heads=K // ways, head_dim=H, **fixed)
+    ]
+    return [line for line in (*dict.fromkeys(lines), experts_line(model, mesh, sizes.dtype)) if line]
 
 
 def experts_line(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, dtype: Any) -> str:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_post.config import Config, on
 from jaxrl_post.kernels import choice
-from jaxrl_post.models import decoder
+from jaxrl_post.models import cache_kinds, decoder
 from jaxrl_post.trainer import attention
 
 SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
@@ -32,12 +32,12 @@ def kept(config: Config, model: decoder.ModelConfig, shards: int) -> dict[str, i
     streams of two layers on the device at a time, and the others in host memory.
     """
     m, ways, tokens = model, config.mesh.tensor, _tokens(config, shards)
-    stream, attended = m.embed, m.heads * m.head_dim // ways
-    projected = (m.heads + 2 * m.kv_heads) * m.head_dim // ways + 2 * m.widest // ways + m.embed
+    stream, attended = m.embed, sum(m.heads * one.head_dim for one in m.kept) // ways
+    projected = attended + cache_kinds.held(m.kept, ways) + m.layers * (2 * m.widest // ways + m.embed)
     values = {
         "full": m.layers * stream,
-        "attention": m.layers * (stream + attended),
-        "projections": m.layers * (stream + attended + projected),
+        "attention": m.layers * stream + attended,
+        "projections": m.layers * stream + attended + projected,
         "offload": min(m.layers, 2) * stream,
         OFF: m.layers * _one_layer(config, model),
     }
@@ -97,8 +97,13 @@ def stacked(config: Config, layers: int, platform: str) -> int:
 def _layer_weights(model: decoder.ModelConfig, parts: int) -> int:
     """Returns the weights of the matrices of the largest layer, on one of `parts` devices that divide its experts."""
     m, e = model, model.experts
-    inner = m.ffw if e is None else max(e.count // parts * e.ffw + e.shared_ffw, m.ffw if e.dense_layers else 0)
-    return m.embed * (2 * m.heads + 2 * m.kv_heads) * m.head_dim + 3 * m.embed * inner
+    inner = m.widest if e is None else max(e.count // parts * e.ffw + e.shared_ffw, m.ffw if e.dense_layers else 0)
+    return m.embed * _projected(m) + 3 * m.embed * inner
+
+
+def _projected(model: decoder.ModelConfig) -> int:
+    """Returns the numbers of a token's query, key, value and output, in the layer with most of them."""
+    return max(2 * model.heads * one.head_dim + one.entry * (one.of is None) for one in model.kept)
 
 
 def _tokens(config: Config, shards: int) -> int:
@@ -126,7 +131,7 @@ def _one_layer(config: Config, model: decoder.ModelConfig) -> int:
     m, ways = model, config.mesh.tensor
     copies = 2 * m.experts.per_token * m.embed if m.experts else 0
     gathered = config.mesh.expert * (copies + 3 * m.widest // ways)
-    return 2 * m.embed + gathered + (2 * m.heads + 2 * m.kv_heads) * m.head_dim // ways
+    return 2 * m.embed + gathered + _projected(m) // ways
 
 
 def _attention(config: Config, model: decoder.ModelConfig, shards: int, platform: str, flash: bool) -> int:
@@ -138,8 +143,8 @@ def _attention(config: Config, model: decoder.ModelConfig, shards: int, platform
     tokens, ways = config.batch.tokens, config.mesh.tensor
     heads = config.batch.rows // shards * model.heads // ways
     kernel = choice.OF_PACKED_ROWS.get("cuda" if platform == "gpu" else platform)
-    own = dict(heads=model.heads // ways, kv_heads=model.kv_heads // ways, head_dim=model.head_dim, tokens=tokens)
-    if flash and kernel and kernel.serves(jnp.dtype(config.model.compute_dtype), **own):
+    dtype, shapes = jnp.dtype(config.model.compute_dtype), cache_kinds.shapes(model.kept)
+    if flash and kernel and all(kernel.serves(dtype, model.heads // ways, K // ways, H, tokens) for K, H in shapes):
         return heads * tokens * SUMS[platform]
     if tokens > attention.WRITTEN_OUT:
         return heads * attention.LOOPED * tokens * PAIR[platform]

@@ -27,7 +27,7 @@ from jaxrl_post.engine.host.wire import most_new
 from jaxrl_post.launch.parts import adapter, second_models
 from jaxrl_post.launch.plan import activations
 from jaxrl_post.launch.plan.activations import SIZES
-from jaxrl_post.models import decoder, experts, lora
+from jaxrl_post.models import cache_kinds, decoder, experts, lora
 from jaxrl_post.parallel import mesh as meshes
 
 SHARED, LEARNS, GENERATES = "device", "device that learns", "device that generates"
@@ -315,7 +315,7 @@ def _mesh(data: int, fsdp: int, expert: int, tensor: int) -> AbstractMesh:
 
 def _homes(model: decoder.ModelConfig, mesh: AbstractMesh, room: str, options: Mapping[str, str] | None = None) -> Any:
     """Returns the sharding of every weight. Refuses a mesh that does not divide them. `options`: as in check_divisible."""
-    axes, counts = decoder.axes(model), {"heads": model.heads, "kv_heads": model.kv_heads}
+    axes, counts = decoder.axes(model), {"heads": model.heads, "kv_heads": cache_kinds.whole_heads(model.kept)}
     meshes.check_divisible(mesh, axes, decoder.abstract(model), room, counts, options)
     return meshes.param_shardings(mesh, axes, room)
 
@@ -478,8 +478,7 @@ def _cache(config: Config, model: decoder.ModelConfig) -> int:
     if config.engine.name != "rows" and not config.eval.prompts:
         return 0
     positions = config.pages * config.engine.page_size
-    heads = model.kv_heads // config.mesh.engine_parts
-    return 2 * model.layers * positions * heads * model.head_dim * SIZES[config.engine.dtype]
+    return positions * cache_kinds.held(model.kept, config.mesh.engine_parts) * SIZES[config.engine.dtype]
 
 
 def text(title: str, rows: dict, unit: str = "") -> str:

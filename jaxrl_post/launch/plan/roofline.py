@@ -15,7 +15,7 @@ from jaxrl_post.engine.step_cost import DecodeCost
 from jaxrl_post.launch.parts import adapter
 from jaxrl_post.launch.plan import activations
 from jaxrl_post.launch.plan.chips import Slice
-from jaxrl_post.models import decoder, lora
+from jaxrl_post.models import cache_kinds, decoder, lora
 
 # Shares of the peak that good programs reach. They are assumptions: nothing here was measured.
 TRAIN, PREFILL, MEMORY, LINKS = 0.45, 0.5, 0.85, 0.85
@@ -77,7 +77,7 @@ def engine_step(config: Config, model: decoder.ModelConfig, where: Slice, prompt
     prompt = max(prompt, 1)
     return DecodeCost(
         weights_s=size * _held(model, m.engine_experts) / memory,
-        token_s=2 * model.layers * model.kv_heads * model.head_dim * size / memory,
+        token_s=cache_kinds.read(model.kept) * size / memory,
         row_s=2 * used(model) / arithmetic,
         fixed_s=_sums(config, model) + DISPATCH_S / steps,
         request_s=SLOT_S * config.replicas / steps,
@@ -107,7 +107,7 @@ def _gradient(config: Config, model: decoder.ModelConfig, where: Slice, tokens: 
 
 def _forward(model: decoder.ModelConfig, tokens: float) -> float:
     """Returns FLOPs of a forward pass over a causal sequence."""
-    attention = 2 * model.layers * model.heads * model.head_dim * tokens**2
+    attention = 2 * model.heads * sum(one.head_dim for one in model.kept) * tokens**2
     return 2 * used(model) * tokens + attention
 
 

@@ -20,7 +20,7 @@ from jaxrl_post.launch.parts import build
 from jaxrl_post.launch.plan import device_less, memory_plan, mode_choice, roofline
 from jaxrl_post.launch.plan.chips import Slice
 from jaxrl_post.launch.plan.memory_plan import Item, Kind
-from jaxrl_post.models import decoder
+from jaxrl_post.models import cache_kinds, decoder
 from jaxrl_post.parallel import device_order
 from jaxrl_post.parallel.devices import MIB
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
@@ -159,7 +159,7 @@ def _changes(config: Config, model: decoder.ModelConfig) -> Iterator[str]:
     shared = not c.mesh.engine and c.engine.name == "rows"
     if shared and not c.engine.sleep and not c.lent:
         yield "engine.sleep=true"
-    most = math.gcd(model.kv_heads, c.generating // c.mesh.engine_experts)
+    most = math.gcd(cache_kinds.whole_heads(model.kept), c.generating // c.mesh.engine_experts)
     ways = [n for n in range(c.mesh.engine_parts + 1, most + 1) if most % n == 0]
     if ways and not c.engine.layouts and not c.lent:
         yield f"mesh.engine_tensor={ways[0]}"
