@@ -194,7 +194,8 @@ NORM = "model.layers.1.input_layernorm.weight"
     "change, sentence",
     [
         (lambda c, t: c.update(architectures=["MambaForCausalLM"]), "MambaForCausalLM is not read; known are Llama"),
-        (lambda c, t: c.update(architectures=["Gemma3ForConditionalGeneration"]), "Gemma3ForCond.* is not read"),
+        (lambda c, t: c.update(architectures=["Gemma3nForConditionalGeneration"]), "Gemma3nForCond.* is not read"),
+        (lambda c, t: c.update(architectures=["Gemma3ForConditionalGeneration"]), "needs text_config"),
         (lambda c, t: c.pop("hidden_size"), "hidden_size must be a whole number of at least 1, got None"),
         (lambda c, t: c.update(vocab_size="8"), "vocab_size must be a whole number of at least 1, got '8'"),
         (
@@ -237,6 +238,39 @@ NORM = "model.layers.1.input_layernorm.weight"
 def test_wrong_directories_are_refused_in_one_sentence(tmp_path, change, sentence):
     hf.save(tmp_path / "out", SQUARE, shaken(SQUARE))
     refused(sentence, hf.load, edited(tmp_path / "out", change))
+
+
+@pytest.mark.parametrize(
+    "family, longer, tower",
+    [
+        ("gemma3", "language_model.model.", "vision_tower.vision_model.embeddings.patch_embedding.weight"),
+        ("gemma4", "model.language_model.", "model.vision_tower.patch_embedder.input_proj.weight"),
+    ],
+)
+def test_of_a_model_with_a_vision_tower_the_text_model_is_read_and_it_says_so(tmp_path, family, longer, tower):
+    """Both spellings that transformers writes. A tensor of no known part is refused."""
+    whole = f"{family.capitalize()}ForConditionalGeneration"
+
+    def wrapped(config, tensors):
+        inner = {key: value for key, value in config.items() if key != "architectures"}
+        tied = inner.pop("tie_word_embeddings", True)
+        config.clear()
+        config.update(architectures=[whole], model_type=family, text_config=inner, tie_word_embeddings=tied)
+        for name in list(tensors):
+            tensors[longer + name.removeprefix("model.")] = tensors.pop(name)
+        tensors[tower] = np.zeros((2, 3), np.float32)
+
+    shutil.copytree(GOLDENS / family, tmp_path / "out")
+    config, params = hf.load(edited(tmp_path / "out", wrapped))
+    plain, expected = hf.load(GOLDENS / family)
+    assert config == plain
+    assert_same(params, expected)
+    assert hf.remarks(GOLDENS / family) == []
+    assert [line.rpartition(": ")[2] for line in hf.remarks(tmp_path / "out")] == [
+        f"the text model of {whole} is trained and saved, as {family.capitalize()}ForCausalLM, without its other parts"
+    ]
+    other = edited(tmp_path / "out", lambda c, t: t.update({"model.head.weight": np.zeros(2, np.float32)}))
+    refused("tensor model.head.weight of shape .* is not part of this architecture", hf.load, other)
 
 
 def test_both_spellings_of_config_give_the_same(tmp_path):

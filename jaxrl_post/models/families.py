@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_post.models import config_keys as keys
-from jaxrl_post.models import decoder, expert_files, gemma4, mxfp4, rope
+from jaxrl_post.models import decoder, expert_files, gemma4, mxfp4, rope, text_part
 from jaxrl_post.models.model_config import ModelConfig
 from jaxrl_post.models.tensor_file import Entry
 from jaxrl_post.ring import json_text
@@ -128,7 +128,7 @@ ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
 
 def read(file: Path) -> ModelConfig:
     """Returns the shape and variant that a config.json describes, in either spelling."""
-    given = json_text.read_object(file, f"model {file}")
+    given = text_part.config(file, json_text.read_object(file, f"model {file}"))
     family, scalar = _family(file, given)
     if family.kind == gemma4.KIND and given.get("use_bidirectional_attention") == "vision":
         given = {**given, "use_bidirectional_attention": None}  # of images alone
@@ -201,7 +201,8 @@ def _family(file: Path, given: Mapping) -> tuple[Family, bool]:
             "groups, and routers here by a softmax over all experts; the nearest that is read is Qwen3MoeForCausalLM"
         )
     raise ValueError(
-        f"model {file}: architecture {said(', '.join(named))} is not read; known are {', '.join(ARCHITECTURES)}"
+        f"model {file}: architecture {said(', '.join(named))} is not read; known are "
+        f"{', '.join((*ARCHITECTURES, *text_part.TEXT_MODELS))}"
     )
 
 

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from jaxrl_post.models import families, mxfp4, tensor_file
+from jaxrl_post.models import families, mxfp4, tensor_file, text_part
 from jaxrl_post.models.families import Tensor
 from jaxrl_post.models.model_config import ModelConfig
 from jaxrl_post.models.tensor_file import Entry
@@ -76,7 +76,9 @@ def _loaded(directory: Path, dtype: Any, shardings: Any) -> tuple[ModelConfig, d
     if not directory.is_dir():
         raise ValueError(f"model {directory}: no such directory")
     config = read_config(directory / "config.json")
-    expected, present = families.tensors(config), families.by_hub_names(config, _entries(directory))
+    entries = _entries(directory)
+    entries = text_part.entries(entries) if _whole(directory) else entries
+    expected, present = families.tensors(config), families.by_hub_names(config, entries)
     _matching(directory, config, expected, present)
     sources = {
         path: [_Source(present[name], name, tensor, dtype) for name, tensor in own.items()]
@@ -110,10 +112,23 @@ def stored_dtype(directory: str | Path) -> str:
 
 
 def remarks(directory: str | Path) -> list[str]:
-    """Returns a sentence where an export has another format than the weights of this directory, or nothing."""
-    if "U8" not in _types(Path(directory)):
-        return []
-    return [f"model {directory}: its MXFP4 weights are exact in bfloat16, and are trained and saved without MXFP4"]
+    """Returns a sentence for each way in which an export differs in form from this directory."""
+    out = []
+    if whole := _whole(Path(directory)):
+        text = text_part.TEXT_MODELS[whole]
+        out.append(
+            f"model {directory}: the text model of {whole} is trained and saved, as {text}, without its other parts"
+        )
+    if "U8" in _types(Path(directory)):
+        out.append(
+            f"model {directory}: its MXFP4 weights are exact in bfloat16, and are trained and saved without MXFP4"
+        )
+    return out
+
+
+def _whole(directory: Path) -> str:
+    file = directory / "config.json"
+    return text_part.whole(json_text.read_object(file, f"model {file}"))
 
 
 def _types(directory: Path) -> set[str]:
