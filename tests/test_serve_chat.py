@@ -72,7 +72,7 @@ WORDS = characters("".join(sorted(set(TURN + "no call"))))
 def answered(text, tools, pieces):
     """The form of a turn, and its choice after each piece."""
     asked = SamplingRequest(messages=({"role": "user", "content": "x"},), tools=tools, stream=True)
-    form = Chat(asked, model="m", key="k", seed=1, tokenizer=WORDS, parser="hermes")
+    form = Chat(asked, model="m", key="k", seed=1, law={}, tokenizer=WORDS, parser="hermes")
     one = Choice(0, Prompt(id="p", tokens=[1]), Sampling(eos_ids=(0,)), WORDS)
     ids, chunks = [*WORDS.encode(text), 0], list(form.begun([one]))
     size = -(-len(ids) // pieces)
