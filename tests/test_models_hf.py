@@ -265,7 +265,7 @@ def test_of_a_model_with_a_vision_tower_the_text_model_is_read_and_it_says_so(tm
     plain, expected = hf.load(GOLDENS / family)
     assert config == plain
     assert_same(params, expected)
-    assert hf.remarks(GOLDENS / family) == []
+    assert hf.remarks(GOLDENS / family) == [] == hf.remarks(GOLDENS / family / "scores.npz")
     assert [line.rpartition(": ")[2] for line in hf.remarks(tmp_path / "out")] == [
         f"the text model of {whole} is trained and saved, as {family.capitalize()}ForCausalLM, without its other parts"
     ]

@@ -112,7 +112,7 @@ def stored_dtype(directory: str | Path) -> str:
 
 
 def remarks(directory: str | Path) -> list[str]:
-    """Returns a sentence for each way in which an export differs in form from this directory."""
+    """Returns a sentence for each way in which an export differs in form from this directory. A llama2.c file has none."""
     out = []
     if whole := _whole(Path(directory)):
         text = text_part.TEXT_MODELS[whole]
@@ -128,7 +128,7 @@ def remarks(directory: str | Path) -> list[str]:
 
 def _whole(directory: Path) -> str:
     file = directory / "config.json"
-    return text_part.whole(json_text.read_object(file, f"model {file}"))
+    return text_part.whole(json_text.read_object(file, f"model {file}")) if file.is_file() else ""
 
 
 def _types(directory: Path) -> set[str]:
