@@ -25,7 +25,7 @@ WIDEST, SUMMED = 128, 64  # outputs of a block, and numbers that are summed over
 LEAST = 16  # of each, which tensor cores multiply
 WARPS, STAGES = 4, 3
 NARROW = 128  # numbers of an axis that zeros may fill up to a multiple of LEAST: those of low-rank additions
-NEEDS = f"bfloat16 or float16, and matrices of multiples of {LEAST}"
+NEEDS = f"bfloat16 or float16, and matrices whose sides are multiples of {LEAST} or below {NARROW}"
 
 
 class Visits(NamedTuple):
@@ -84,14 +84,14 @@ def product(
 
     `interpret`: runs without a device, in any dtype.
     """
-    count, narrow, rows = len(rows), matrices.shape[3 - axis], _padded(rows)
+    count, asked, rows = len(rows), matrices.shape[3 - axis], _padded(rows)
     matrices = jnp.pad(matrices, [(0, 0), *((0, -side % LEAST) for side in matrices.shape[1:])])
     inputs, outputs = matrices.shape[axis], matrices.shape[3 - axis]
     wide, deep, walk = width(outputs, WIDEST), width(inputs, SUMMED), visits(sizes, len(rows))
     made = jax.ShapeDtypeStruct((len(rows), outputs), rows.dtype)
     kernel = functools.partial(_product_kernel, wide, deep, axis)
     grid = (outputs // wide, len(walk.group))
-    return _call(kernel, grid, (*walk, rows, matrices), made, f"grouped_product_{axis}", interpret)[:count, :narrow]
+    return _call(kernel, grid, (*walk, rows, matrices), made, f"grouped_product_{axis}", interpret)[:count, :asked]
 
 
 def _dot(a: Array, b: Array) -> Array:

@@ -3,8 +3,6 @@
 The twin computes each text by itself: the convolution and the rule by loops in numpy's float64.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,11 +29,11 @@ def split(mixed, g, beta) -> Tokens:
     return Tokens(q, k / jnp.sqrt(jnp.sum(k * k, axis=-1, keepdims=True) + 1e-6), v, g, beta)
 
 
-@functools.partial(jax.jit, static_argnums=(5,))
-def run(cache, rows, x, decays, slot, pure=recurrent_rows):
+@jax.jit
+def run(cache, rows, x, decays, slot):
     g, beta = decays
-    mixed = pure.convolve(cache, rows, x, slot, jnp.asarray(WEIGHTS))
-    return pure.advance(cache, rows, split(mixed, g, beta), x)
+    mixed = recurrent_rows.convolve(cache, rows, x, slot, jnp.asarray(WEIGHTS))
+    return recurrent_rows.advance(cache, rows, split(mixed, g, beta), x)
 
 
 def twin(text) -> np.ndarray:

@@ -18,8 +18,8 @@ from jaxtyping import Array, Int
 
 from jaxrl_post.engine.host.wire import PROMPT_TILE, TILE_COUNT, TILE_FIRST, TILE_SLOT, TILE_TABLE
 from jaxrl_post.engine.row_state import Program
-from jaxrl_post.kernels import attention, prompt_attention
-from jaxrl_post.models import cache_kinds, decoder
+from jaxrl_post.kernels import prompt_attention
+from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
 
@@ -40,16 +40,7 @@ def _pass(program: Program, params: Any, tokens: Array, cache: tuple, tiles: Arr
     rows = prompt_attention.rows_of(tiles[:, TILE_FIRST], tiles[:, TILE_COUNT], tiles[:, TILE_TABLE:], PROMPT_TILE)
     inputs = jnp.where(rows.real, tokens[tiles[rows.slot, TILE_SLOT], rows.position], 0)
 
-    kept = program.config.kept
-    places = cache_kinds.places(kept)
-
-    def attend(layer, q, k, v, cache, *, sinks=None, **how):
-        place = places[layer]
-        written = attention.write(cache[place], k, v, rows) if kept[layer].of is None else cache[place]
-        run = program.spread(functools.partial(prompt_attention.attention, platforms=program.platforms, **how))
-        own = () if sinks is None else (sinks,)
-        return run(q, written, rows, *own), (*cache[:place], written, *cache[place + 1 :])
-
+    attend = program.attending(rows, prompt_attention.attention)
     how = dict(dtype=program.dtype, routing=program.routing)
     _, cache = decoder.hidden(params, program.config, inputs, rows.position, attend, cache, **how)
     return cache

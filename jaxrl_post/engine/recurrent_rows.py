@@ -7,6 +7,8 @@ them stood, or in how many steps a prompt was computed.
 
 Which pending rows were accepted follows from positions alone: those before the slot's first new row. A slot whose first
 new row has position 0 begins with zeros, whatever another request left there.
+
+No engine has such layers yet: models with a recurrent state are refused. The state kind of models/cache_kinds.py is to come.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Recurrent(NamedTuple):
 class SlotRows(NamedTuple):
     """The rows of a step by slot.
 
-    - first, position: of the slot's first row, its place among R rows and its position in the text
+    - first, position: of the slot's first row, its place among R rows and its position in the text. The position is 0, or from
+      the cache's `start` to C behind it: a state cannot go back to an earlier one
     - count: rows of the slot, one after another
     - settled: how many of them are settled, which come first. The others are drafted, at most C
     """

@@ -32,7 +32,7 @@ from jaxrl_post.engine.host.wire import OFFERS, USES, DispatchResult, EngineSett
 from jaxrl_post.engine.row_state import Heads, RowProgram, Slots, State, Work
 from jaxrl_post.engine.speculation.interface import Context, Drafter, Drafts, Step
 from jaxrl_post.kernels import attention, sampling, thresholds, verify
-from jaxrl_post.models import cache_kinds, decoder, experts
+from jaxrl_post.models import decoder, experts
 from jaxrl_post.parallel import mesh as meshes
 
 
@@ -66,7 +66,8 @@ def _step(
     going = (packed[:, c.ACTIVE] > 0) & (slots.done == 0)
     drafts, tokens, work = _planned(program, tables, packed, state, slots, going)
     plan, position = work.plan, work.position
-    attend = _attending(attention.Rows(plan.slot, position, plan.real, packed[:, c.TABLE :]), program)
+    at = attention.Rows(plan.slot, position, plan.real, packed[:, c.TABLE :])
+    attend = program.attending(at, attention.attention)
     routing, start = program.routing, state.cache
     inputs = jnp.where(plan.real, tokens[plan.slot, position], 0)
     if sizes.route_words:
@@ -141,21 +142,6 @@ def _shared(
     place, given = packed[:, c.DRAFTS : c.FIRST_END], jnp.maximum(work.plan.count - work.forced, 0)
     step = Step(place, tokens, learn, before.num_tokens, settled.num_tokens, given, leads)
     return State(cache, tokens, argmax_tokens, drafter.observe(memory, drafts, step)), settled
-
-
-def _attending(at: attention.Rows, program: RowProgram) -> Callable:
-    """Returns the decoder's `attend`, which writes the rows' keys and values and then reads their slots' pages."""
-    kept = program.config.kept
-    places = cache_kinds.places(kept)
-
-    def attend(layer, q, k, v, cache, *, sinks=None, **how):
-        place = places[layer]
-        written = attention.write(cache[place], k, v, at) if kept[layer].of is None else cache[place]
-        run = program.spread(functools.partial(attention.attention, platforms=program.platforms, **how))
-        own = () if sinks is None else (sinks,)
-        return run(q, written, at, *own), (*cache[:place], written, *cache[place + 1 :])
-
-    return attend
 
 
 def _recording(attend: Callable, routing: experts.Routing) -> tuple[Callable, experts.Routing]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,8 +12,8 @@ from jaxtyping import Array
 from jaxrl_post.engine import row_plan
 from jaxrl_post.engine.host.wire import EngineSettings
 from jaxrl_post.engine.speculation.interface import Drafter
-from jaxrl_post.kernels import hardware
-from jaxrl_post.models import decoder, experts
+from jaxrl_post.kernels import attention, hardware
+from jaxrl_post.models import cache_kinds, decoder, experts
 
 
 class State(NamedTuple):
@@ -75,6 +76,23 @@ class Program:
     spread: Callable
     routing: experts.Routing = experts.ALONE
     platforms: frozenset[str] = hardware.PLATFORMS
+
+    def attending(self, rows: Any, read: Callable) -> Callable:
+        """Returns the decoder's `attend`: it writes the rows' keys and values where a layer has pages, and reads its pages.
+
+        `read`: attention over `rows`, with kernels of `platforms`.
+        """
+        kept = self.config.kept
+        places = cache_kinds.places(kept)
+
+        def attend(layer, q, k, v, cache, *, sinks=None, **how):
+            place = places[layer]
+            written = attention.write(cache[place], k, v, rows) if kept[layer].of is None else cache[place]
+            run = self.spread(functools.partial(read, platforms=self.platforms, **how))
+            own = () if sinks is None else (sinks,)
+            return run(q, written, rows, *own), (*cache[:place], written, *cache[place + 1 :])
+
+        return attend
 
 
 @dataclass(frozen=True, kw_only=True)

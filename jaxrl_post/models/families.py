@@ -31,12 +31,14 @@ class Family(NamedTuple):
     """One architecture: `kind` is its model_type, `fixed` the fields of ModelConfig that it decides.
 
     `absent`: the value of an absent key. None means: num_key_value_heads as heads, head_dim hidden_size / heads.
+    `own`: the module with the keys that no other family has: OWN, plain, read, written and differs, as in gemma4.py.
     """
 
     architecture: str
     kind: str
     fixed: dict[str, Any]
     absent: dict[str, Any]
+    own: Any = None
 
     @property
     def scoring(self) -> str:
@@ -118,7 +120,7 @@ FAMILIES = (
             "sliding_window_pattern": 6,
         },
     ),
-    Family("Gemma4ForCausalLM", gemma4.KIND, gemma4.FIXED, gemma4.ABSENT),
+    Family("Gemma4ForCausalLM", gemma4.KIND, gemma4.FIXED, gemma4.ABSENT, gemma4),
 )
 ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
 
@@ -130,8 +132,7 @@ def read(file: Path) -> ModelConfig:
     """Returns the shape and variant that a config.json describes, in either spelling."""
     given = text_part.config(file, json_text.read_object(file, f"model {file}"))
     family, scalar = _family(file, given)
-    if family.kind == gemma4.KIND and given.get("use_bidirectional_attention") == "vision":
-        given = {**given, "use_bidirectional_attention": None}  # of images alone
+    given = family.own.plain(given) if family.own else given
     for key, wanted in {**_OFF, "attention_bias": family.fixed.get("o_bias", False)}.items():
         if bool(given.get(key, wanted)) is not wanted:
             raise ValueError(
@@ -159,8 +160,7 @@ def read(file: Path) -> ModelConfig:
     kv_heads = heads if kv_heads is None else keys.count(file, given, "num_key_value_heads")
     head_dim = embed // heads if head_dim is None else keys.count(file, given, "head_dim")
     windows = _windows(file, family, given, layers)
-    fourth = family.kind == gemma4.KIND
-    own = gemma4.read(file, given, windows, (kv_heads, head_dim)) if fourth else _rope(file, family, given)
+    own = family.own.read(file, given, windows, (kv_heads, head_dim)) if family.own else _rope(file, family, given)
     fields = dict(
         vocab_size=keys.count(file, given, "vocab_size"),
         embed=embed,
@@ -291,8 +291,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
     family = _expressing(config)
     activation = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}[config.activation]
     gemma = "query_pre_attn_scalar" in family.absent
-    if family.kind == gemma4.KIND:
-        own = gemma4.written(config)
+    if family.own:
+        own = family.own.written(config)
     else:
         own = {
             "rope_theta": config.rope_theta,
@@ -382,9 +382,10 @@ _DECIDED = (
 
 def _differs(family: Family, config: ModelConfig) -> list[str]:
     """Returns the fields of `config` that the family cannot have."""
-    gemma, fourth = "query_pre_attn_scalar" in family.absent, family.kind == gemma4.KIND
+    gemma = "query_pre_attn_scalar" in family.absent
     plain = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
-    expected = {name: family.fixed.get(name, plain[name]) for name in _DECIDED if not (fourth and name in gemma4.OWN)}
+    free = family.own.OWN if family.own else ()
+    expected = {name: family.fixed.get(name, plain[name]) for name in _DECIDED if name not in free}
     expected["embed_scale"] = float(config.embed) ** 0.5 if gemma else 1.0
     scalar = round(config.scale_of(0) ** -2) if gemma else config.head_dim
     if config.scale_of(0) != float(scalar) ** -0.5:
@@ -394,10 +395,10 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
     if family.kind == "gemma3_text":
         expected |= dict(attn_soft_cap=None)
     out = [f"{name}={getattr(config, name)!r}" for name, value in expected.items() if getattr(config, name) != value]
-    if (config.local_rope_theta is not None) != (fourth or "rope_local_base_freq" in family.absent):
+    if not family.own and (config.local_rope_theta is not None) != ("rope_local_base_freq" in family.absent):
         out.append(f"local_rope_theta={config.local_rope_theta!r}")
     out += expert_files.differs(family.kind, config)
-    out += gemma4.differs(config) if fourth else []
+    out += family.own.differs(config) if family.own else []
     scaling = config.rope_scaling
     if family.kind == "gemma3_text" and scaling is not None and not scaling.truncate:
         out.append("rope_scaling.truncate=False")

@@ -7,6 +7,8 @@ A token with decay exp(g), key k, value v, query q and rate beta turns the state
 `steps` computes it token by token, as an engine's rows do. `packed` computes whole rows by chunks of matrix products, as a
 learner wants it. Both are of float32 or wider, and differ by rounding alone.
 
+No family has such layers yet.
+
 Invariant: nothing passes from one segment of a packed row to the next, neither by the state nor by the convolution.
 """
 

@@ -43,12 +43,19 @@ _ROPE = {
 }
 
 
-def read(file: Path, given: Mapping, windows: tuple[int | None, ...], plain: tuple[int, int]) -> dict[str, Any]:
+def plain(given: Mapping) -> Mapping:
+    """Returns the keys as they hold for texts: attention in both directions is of images alone."""
+    if given.get("use_bidirectional_attention") != "vision":
+        return given
+    return {**given, "use_bidirectional_attention": None}
+
+
+def read(file: Path, given: Mapping, windows: tuple[int | None, ...], heads: tuple[int, int]) -> dict[str, Any]:
     """Returns the fields of ModelConfig that are this family's own, and those of its rotation.
 
     Args:
       given: the keys of the file over ABSENT.
-      plain: kv_heads and head_dim of layers with a window.
+      heads: kv_heads and head_dim of layers with a window.
     """
     for key, wanted in (("hidden_size_per_layer_input", 0), ("enable_moe_block", False)):
         if given[key] not in (wanted, None):
@@ -64,13 +71,9 @@ def read(file: Path, given: Mapping, windows: tuple[int | None, ...], plain: tup
             raise ValueError(
                 f"model {file}: rope parameters {shown(dict(about))} are not supported; known: {', '.join(known)}"
             )
-    part = (
-        {"partial_rotary_factor": 1.0, **whole}
-        if whole.get("rope_type") == "proportional"
-        else {"partial_rotary_factor": 1.0}
-    )
+    part = {"partial_rotary_factor": 1.0} | (dict(whole) if whole.get("rope_type") == "proportional" else {})
     same = keys.flag(file, given, "attention_k_eq_v")
-    kv_heads, head_dim = _heads(file, given, windows, plain, same)
+    kv_heads, head_dim = _heads(file, given, windows, heads, same)
     shared = int(keys.number(file, given, "num_kv_shared_layers", 0, len(windows) - 1))
     wide = 2 * keys.count(file, given, "intermediate_size") if keys.flag(file, given, "use_double_wide_mlp") else 0
     return dict(
@@ -82,18 +85,18 @@ def read(file: Path, given: Mapping, windows: tuple[int | None, ...], plain: tup
     )
 
 
-def _heads(file: Path, given: Mapping, windows: tuple, plain: tuple[int, int], same: bool) -> tuple[int, int]:
+def _heads(file: Path, given: Mapping, windows: tuple, others: tuple[int, int], same: bool) -> tuple[int, int]:
     """Returns kv_heads and head_dim of layers without a window: from the newer key by layer, else from those of the hub."""
     layers = keys.section(file, given, "per_layer_config")
     if not layers:
         own = same and given["num_global_key_value_heads"] is not None
-        kv_heads = keys.count(file, given, "num_global_key_value_heads") if own else plain[0]
+        kv_heads = keys.count(file, given, "num_global_key_value_heads") if own else others[0]
         return kv_heads, keys.count(file, given, "global_head_dim")
-    absent = {"num_key_value_heads": plain[0], "head_dim": plain[1]}
+    absent = {"num_key_value_heads": others[0], "head_dim": others[1]}
     found = [{**absent, **keys.section(file, layers, str(index))} for index in range(len(windows))]
     sizes = {(window is None, *(keys.count(file, one, key) for key in absent)) for window, one in zip(windows, found)}
     whole = [size[1:] for size in sizes if size[0]]
-    if len(whole) != 1 or sizes - {(True, *whole[0])} - {(False, *plain)}:
+    if len(whole) != 1 or sizes - {(True, *whole[0])} - {(False, *others)}:
         raise ValueError(
             f"model {file}: per_layer_config must give all layers without a window the same heads, and others none"
         )
@@ -132,8 +135,7 @@ def differs(config: ModelConfig) -> list[str]:
     """Returns the fields that this family cannot have, of those that are its own."""
     expected = dict(query_scale=1.0, attn_soft_cap=None, rope_scaling=None, experts=None)
     out = [f"{name}={getattr(config, name)!r}" for name, value in expected.items() if getattr(config, name) != value]
-    if config.full is None:
-        out.append("full=None")
+    out += [f"{name}=None" for name in ("full", "local_rope_theta") if getattr(config, name) is None]
     if config.shared_ffw not in (0, 2 * config.ffw):
         out.append(f"shared_ffw={config.shared_ffw}")
     return out + ([] if config.windows[-1] is None else [f"windows={config.windows}"])

@@ -5,7 +5,7 @@ own devices alone. So loading needs little memory beyond the result. Saving gath
 0 writes: of a stack of experts one matrix. Families and their names of tensors: models/families.py.
 
 Invariants:
-- Every tensor is used or refused, never skipped.
+- Every tensor is used or refused, but those of a checkpoint's other parts (models/text_part.py), of which a line tells.
 - A directory appears whole or not at all.
 
 Refuses quantised weights but MXFP4 (models/mxfp4.py), and pickled weights (a pickle can run code) with a hint how to convert them.

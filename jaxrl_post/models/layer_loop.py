@@ -182,8 +182,8 @@ def _scanned(
 
     def one(weights, index, turning, seeing, h, cache):
         def attend_here(_, q, k, v, cache, *, window, **more):
-            more = [more | {"window": one.window} | ({} if one.of is None else {"of": one.of}) for one in choices]
-            ways = [functools.partial(attend, index, **given) for given in more]
+            own = [{"window": one.window} | ({} if one.of is None else {"of": one.of}) for one in choices]
+            ways = [functools.partial(attend, index, **more | given) for given in own]
             return jax.lax.switch(seeing, ways, q, k, v, cache) if len(ways) > 1 else ways[0](q, k, v, cache)
 
         here = routing and routing._replace(choose=lambda _, *given: routing.choose(index, *given))

@@ -201,10 +201,8 @@ class ModelConfig:
     @property
     def alike(self) -> bool:
         """Returns whether all layers have weights of the same names and shapes."""
-        kinds = (
-            (*self.sides(at), self.kept[at].entry, self.ffw_of(at), self.experts_of(at)) for at in range(self.layers)
-        )
-        return len(set(kinds)) == 1 and len(shapes(self.kept)) == 1
+        kinds = {(self.sides(at), self.ffw_of(at), self.experts_of(at)) for at in range(self.layers)}
+        return len(kinds) == 1 and len(shapes(self.kept)) == 1
 
     def sides(self, layer: int) -> tuple[str, ...]:
         """Returns which of q, k and v a layer has weights for."""

@@ -148,7 +148,7 @@ def planted() -> dict:
     given = (512, shape.embed), (e.count, shape.embed, e.ffw), (e.count,)
     types = jnp.bfloat16, jnp.bfloat16, jnp.int32
     shapes = [jax.ShapeDtypeStruct(dims, dtype, sharding=home) for dims, dtype in zip(given, types, strict=True)]
-    return _counted(jax.jit(jax.lax.ragged_dot).lower(*shapes).compile().as_text(), shape, mesh, 1, 512)
+    return _counted(jax.jit(jax.lax.ragged_dot).lower(*shapes).compile().as_text(), shape, mesh, 1, given[0][0])
 
 
 def _engine(config, shape, devices) -> tuple[int, int]:

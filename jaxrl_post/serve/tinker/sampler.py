@@ -84,8 +84,8 @@ class Sampler:
             sequences[update.place] = {"stop_reason": reason, "tokens": update.tokens, "logprobs": update.logprobs}
             if len(sequences) == sampling.n:
                 ordered = [one for _, one in sorted(sequences.items())]
-                told = {"prompt_logprobs": scores[0], "sampling_law": sampling_params.law}
-                settle({"type": "sample", "sequences": ordered, **told})
+                result = {"type": "sample", "sequences": ordered, "prompt_logprobs": scores[0]}
+                settle(result | {"sampling_law": sampling_params.law})
 
         requests = engine_requests(
             Prompt.of_tokens(ids),
