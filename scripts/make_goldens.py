@@ -110,6 +110,15 @@ FAMILIES: dict[str, tuple[str, str, str, dict]] = {
         | dict(rope_parameters=GEMMA4)
         | dict(layer_types=[f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full")]),
     ),
+    "gemma4_embeds": (  # as E2B
+        "Gemma4",
+        "bfloat16",
+        "1GB",
+        dict(num_hidden_layers=5, num_key_value_heads=1, head_dim=8, sliding_window=8, global_head_dim=16)
+        | dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCABULARY, final_logit_softcapping=6.0)
+        | dict(num_kv_shared_layers=2, use_double_wide_mlp=True, intermediate_size=16, rope_parameters=GEMMA4)
+        | dict(layer_types=[f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "full")]),
+    ),
     "qwen2_moe": (
         "Qwen2Moe",
         "bfloat16",
@@ -186,7 +195,7 @@ def neutral(family: str, name: str) -> float:
     """
     if "gemma" not in family:
         return 1.0
-    if family == "gemma4":
+    if family.startswith("gemma4"):
         return 3.0 if "post_attention" in name or "post_feedforward" in name else 1.0
     return 2.0 if "post_attention" in name or "post_feedforward" in name else 0.0
 

@@ -17,6 +17,7 @@ def forward(params, config, tokens, *, positions=None, dtype=np.float32) -> np.n
     tokens = np.asarray(tokens)
     positions = np.arange(tokens.size) if positions is None else np.asarray(positions)
     stream = _cast(params["embed"], dtype)[tokens] * dtype(config.embed_scale)
+    given = layer_embeds(params, config, tokens, stream) if config.layer_embeds else None
     lent: dict = {}  # keys and values of the latest layer of each window, for those that have none
     for index in range(config.layers):
         layer = {name: _cast(leaf, dtype) for name, leaf in params["layers"][str(index)].items()}
@@ -27,6 +28,9 @@ def forward(params, config, tokens, *, positions=None, dtype=np.float32) -> np.n
         ffw = experts if "router" in layer else feed_forward
         new = ffw(layer, config, _norm(stream, layer["ffw_norm"], config))
         stream = stream + (_norm(new, layer["ffw_post_norm"], config) if config.post_norms else new)
+        if given is not None:
+            new = (_activated(stream @ layer["layer_gate"], config) * given[:, index]) @ layer["layer_up"]
+            stream = stream + _norm(new, layer["layer_post_norm"], config)
         stream = stream * layer["layer_scalar"] if config.layer_scalars else stream
     stream = _norm(stream, _cast(params["final_norm"], dtype), config)
     head = _cast(params["embed"], dtype).T if config.tied else _cast(params["head"], dtype)
@@ -176,6 +180,17 @@ def experts(layer, config, x) -> np.ndarray:
         opened = 1 / (1 + np.exp(-(x @ layer["shared_router"])))
         out += opened[:, None] * feed_forward(shared, config, x)
     return out
+
+
+def layer_embeds(params, config, tokens, stream) -> np.ndarray:
+    """[T, L, P] what each layer gets of a token, one layer at a time."""
+    P, out = config.layer_embeds, []
+    for at in range(config.layers):
+        row = _cast(params["layer_embed"], stream.dtype)[tokens, at * P : (at + 1) * P]
+        made = stream @ _cast(params["layer_proj"], stream.dtype)[:, at] / np.sqrt(stream.dtype.type(config.embed))
+        made = _norm(made, _cast(params["layer_proj_norm"], stream.dtype), config)
+        out.append((made + row * np.sqrt(stream.dtype.type(P))) / np.sqrt(stream.dtype.type(2)))
+    return np.stack(out, axis=1)
 
 
 def feed_forward(layer, config, x) -> np.ndarray:

@@ -30,7 +30,18 @@ from jaxrl_post.trainer.attention import packed
 GOLDENS = Path(__file__).parent / "goldens"
 BY_EXPERT = ("qwen2_moe", "qwen3_moe", "mixtral")  # files with a tensor for each matrix of each expert
 WITH_EXPERTS = (*BY_EXPERT, "gpt_oss")
-FAMILIES = ("llama2", "llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gemma4", *WITH_EXPERTS)
+FAMILIES = (
+    "llama2",
+    "llama3",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gemma2",
+    "gemma3",
+    "gemma4",
+    "gemma4_embeds",
+    *WITH_EXPERTS,
+)
 BOUND = 1e-4
 
 
@@ -232,6 +243,11 @@ def yarn(**changes) -> Callable:
     )
 
 
+def outside(name: str, change: Callable) -> Callable:
+    """A tensor outside of the layers as `change(config, leaf)` returns it."""
+    return lambda config, params: (config, {**params, name: change(config, params[name])})
+
+
 def whole(**changes) -> Callable:
     """Layers without a window read wrong."""
     return lambda config, params: (dataclasses.replace(config, full=config.full._replace(**changes)), params)
@@ -340,6 +356,22 @@ FAULTS: dict[str, dict[str, Callable | Computed]] = {
         "every_pair_turns": whole(turned=1.0),
         "no_pair_turns": whole(turned=0.0),
         "q_and_k_norm_swapped": swapped("q_norm", "k_norm"),
+    },
+    "gemma4_embeds": {
+        "left_out": neutral("layer_up", 0),
+        "rows_of_the_next_layer": outside("layer_embed", lambda c, leaf: np.roll(leaf, c.layer_embeds, axis=1)),
+        "rows_left_out": outside("layer_embed", lambda c, leaf: np.zeros_like(leaf)),
+        "rows_not_scaled": outside("layer_embed", lambda c, leaf: leaf * c.layer_embeds**-0.5),
+        "layers_not_together": outside(
+            "layer_embed", lambda c, leaf: leaf.reshape(-1, c.layer_embeds, c.layers).swapaxes(1, 2).reshape(leaf.shape)
+        ),
+        "product_left_out": outside("layer_proj_norm", lambda c, leaf: np.zeros_like(leaf)),
+        "product_of_the_next_layer": outside("layer_proj", lambda c, leaf: np.roll(leaf, 1, axis=1)),
+        "weights_of_the_norm_left_out": outside("layer_proj_norm", lambda c, leaf: np.ones_like(leaf)),
+        "norms_swapped": swapped("layer_post_norm", "ffw_post_norm"),
+        "layer_scalars_dropped": neutral("layer_scalar", 1),
+        "activation_silu": field(activation="silu"),
+        "embedding_unscaled": unscaled_embedding,
     },
     "qwen2_moe": EXPERTS
     | {

@@ -74,6 +74,16 @@ def test_with_heads_by_kind_of_layer_and_shared_pages_it_agrees_with_the_indepen
     )
 
 
+def test_with_embeddings_of_each_layer_it_agrees_with_the_independent_sampler():
+    """Two devices share the vocabulary, and with it the rows of each layer."""
+    config = dataclasses.replace(lab.TINY, layer_embeds=8)
+    params, asked = lab.weights(0, config), lab.requests(12)
+    out = lab.run(lab.engine(params, config, mesh=meshes.make_mesh(tensor=2), prompt_rows=128), asked)
+    assert lab.against_sampler(out, asked[::2], params, config) == []
+    other = params | {"layer_embed": np.roll(params["layer_embed"], 8, axis=1)}  # each layer has the rows of the next
+    assert lab.against_sampler(out, asked[::2], other, config)
+
+
 def test_slot_order_and_submit_times_change_nothing(shared, plain):
     noise = np.random.default_rng(1)
     for _ in range(2):

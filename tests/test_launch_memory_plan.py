@@ -10,7 +10,7 @@ from refusals import refused
 
 from jaxrl_post.config import default, resolve
 from jaxrl_post.launch.parts import build
-from jaxrl_post.launch.plan import activations, memory_plan
+from jaxrl_post.launch.plan import activations, memory_plan, roofline
 from jaxrl_post.launch.plan.memory_plan import Item, Kind
 from jaxrl_post.models import decoder
 from jaxrl_post.models.presets import PRESETS
@@ -129,6 +129,23 @@ def test_the_estimate_by_hand():
     assert got == 4 * (kept + values) + 2 * 4 * pairs * 8 + head
     layers = 2 * (32 * (2 * 4 + 2 * 2) * 8 + 3 * 32 * 64)
     assert table(*given, "model.scan_layers=no")["activations (estimate)"] == got + 4 * layers
+
+
+def test_embeddings_of_each_layer_by_hand():
+    """Two layers have 6 numbers a token: the row, its product and its slope. Beside them are three values of the layer at work."""
+    given = ("model.remat=true", "batch.rows=2", "batch.tokens=512", "model.scan_layers=yes")
+    model, tokens = dataclasses.replace(TINY, layer_embeds=6), 2 * 512
+    plain, got = (table(*given, model=one)["activations (estimate)"] for one in (TINY, model))
+    assert got == plain + 4 * tokens * (3 * 2 * 6 + 3 * 6)
+    assert activations.kept(config(*given), model, 1)["projections"] == (
+        activations.kept(config(*given), TINY, 1)["projections"] + 2 * tokens * 4 * (6 + 32)
+    )
+    large = dataclasses.replace(model, vocab_size=10**6, layer_embeds=128)  # the gradient of whose table is the most
+    got = table(*given, "batch.head_chunk=16", model=large)["activations (estimate)"]
+    assert got == 4 * (3 * tokens * 2 * 128 + 10**6 * (2 * 128 + 32))
+    assert roofline.used(large) == roofline.parameters(large) - 10**6 * 2 * 128
+    added = table("lora.rank=4", *given, model=model), table("lora.rank=4", *given)
+    assert added[0]["activations (estimate)"] - added[1]["activations (estimate)"] == 4 * tokens * (2 * 6 + 3 * 6)
 
 
 def test_what_each_policy_keeps_by_hand():

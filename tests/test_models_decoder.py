@@ -38,6 +38,7 @@ VARIANTS = {
     ),
     "v_norm": dict(v_norm=True, norm_offset=1.0),
     "layer_scalars": dict(layer_scalars=True),
+    "layer_embeds": dict(layer_embeds=6, embed_scale=4.0, norm_offset=1.0, layer_scalars=True),
     "attn_soft_cap": dict(attn_soft_cap=0.7),
     "final_soft_cap": dict(final_soft_cap=0.9),
     "qk_norm": dict(qk_norm=True),
@@ -360,6 +361,7 @@ def test_presets_have_the_published_number_of_parameters(name, count):
             dict(rope_scaling=LONGROPE._replace(long_factors=(1.0,))),
             "longrope has 1 long factors, expected 4, one for each pair of head_dim=8",
         ),
+        (dict(layer_embeds=-1), "layer_embeds=-1 must be at least 0"),
         (dict(ffw=0), "ffw must be at least 1, got 0"),
     ],
 )

@@ -459,12 +459,18 @@ _IN_LAYER = {
 # Where outputs are normed too, the same name means another norm.
 _POST_NORMED = _IN_LAYER | {
     "layer_scalar": "layer_scalar",
+    "layer_gate": "per_layer_input_gate.weight",
+    "layer_up": "per_layer_projection.weight",
+    "layer_post_norm": "post_per_layer_input_norm.weight",
     "attn_post_norm": "post_attention_layernorm.weight",
     "ffw_norm": "pre_feedforward_layernorm.weight",
     "ffw_post_norm": "post_feedforward_layernorm.weight",
 }
 _OUTSIDE = {
     "embed": "model.embed_tokens.weight",
+    "layer_embed": "model.embed_tokens_per_layer.weight",
+    "layer_proj": "model.per_layer_model_projection.weight",
+    "layer_proj_norm": "model.per_layer_projection_norm.weight",
     "final_norm": "model.norm.weight",
     "head": "lm_head.weight",
     "score": "score.weight",
@@ -490,10 +496,15 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
             else:
                 tensor = _tensor(path, shape if part is None else shape[1:])._replace(part=part)
             out[f"model.layers.{index}.{theirs}"] = tensor
-    for name in ("final_norm", "head", "score"):
-        if name in shapes:
-            out[_OUTSIDE[name]] = _tensor((name,), shapes[name].shape)
+    for name in [name for name in _OUTSIDE if name in shapes and name != "embed"]:
+        out[_OUTSIDE[name]] = _tensor((name,), shapes[name].shape)
     return out
+
+
+def unread(config: ModelConfig) -> set[str]:
+    """Returns the names of tensors that a file may hold and no layer reads: keys and values of layers that have those of others."""
+    reading = [index for index, one in enumerate(config.kept) if one.of is not None]
+    return {f"model.layers.{index}.{_IN_LAYER[name]}" for index in reading for name in ("k", "v", "k_norm")}
 
 
 def by_hub_names(config: ModelConfig, present: Mapping[str, Entry]) -> Mapping[str, Entry | mxfp4.Packed]:
@@ -507,7 +518,7 @@ def _tensor(path: tuple[str, ...], ours: tuple[int, ...]) -> Tensor:
     name = path[-1]
     if name == "shared_router":
         return Tensor(path, (1, *ours), ours, False)
-    if len(ours) == 1 or name == "embed":
+    if len(ours) == 1 or name in ("embed", "layer_embed"):
         return Tensor(path, ours, ours, False)
     if name.endswith("_bias"):
         return Tensor(path, (ours[0] * ours[1],), ours, False)

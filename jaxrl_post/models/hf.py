@@ -5,7 +5,8 @@ own devices alone. So loading needs little memory beyond the result. Saving gath
 0 writes: of a stack of experts one matrix. Families and their names of tensors: models/families.py.
 
 Invariants:
-- Every tensor is used or refused, but those of a checkpoint's other parts (models/text_part.py), of which a line tells.
+- Every tensor is used or refused. The exceptions: what a file holds twice, what no layer reads (families.unread), and a
+  checkpoint's other parts (models/text_part.py), of which a line tells.
 - A directory appears whole or not at all.
 
 Refuses quantised weights but MXFP4 (models/mxfp4.py), and pickled weights (a pickle can run code) with a hint how to convert them.
@@ -279,8 +280,9 @@ def _indexed(directory: Path) -> dict[str, Entry]:
 
 def _matching(directory: Path, config: ModelConfig, expected: Mapping[str, Tensor], given: Mapping[str, Entry]) -> None:
     """Refuses tensors that are not what `config` says."""
-    # Old exports hold the rotation's frequencies, and tied ones sometimes the embedding twice. Both are redundant.
-    present = {name for name in given if not name.endswith("rotary_emb.inv_freq")}
+    # Old exports hold the rotation's frequencies, and tied ones sometimes the embedding twice. Both are redundant. Google's have
+    # keys and values of layers that read those of others.
+    present = {name for name in given if not name.endswith("rotary_emb.inv_freq")} - families.unread(config)
     if config.tied and "lm_head.weight" in present:
         two = [given[name] for name in ("lm_head.weight", "model.embed_tokens.weight") if name in present]
         # Reads both whole, so process 0 does it for all.

@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from jaxrl_post.models import experts as mixture
 from jaxrl_post.models.layer_loop import PROJECTED, STREAM, named
-from jaxrl_post.models.model_config import Experts, ModelConfig
+from jaxrl_post.models.model_config import ACTIVATIONS, Experts, ModelConfig
 
 # Axes that each matrix contracts, and axes that it makes, as letters.
 PRODUCTS = {
@@ -123,6 +123,10 @@ class Layer(nnx.Module):
             self.ffw_post_norm = param((c.embed,), (None,), mean=one)
         if c.layer_scalars:
             self.layer_scalar = param((1,), (None,), mean=1.0)
+        if P := c.layer_embeds:
+            self.layer_gate = param((c.embed, P), ("embed", None), std=into)
+            self.layer_up = param((P, c.embed), (None, "embed"), std=out * P**-0.5)
+            self.layer_post_norm = param((c.embed,), (None,), mean=one)
         self.ffw_norm = param((c.embed,), (None,), mean=one)
         if self.experts is None:
             self.down = param((ffw, c.embed), ("ffw", "embed"), std=out * ffw**-0.5)
@@ -177,9 +181,21 @@ class Layer(nnx.Module):
         return self.config.heads if side == "q" else self.kept.kv_heads, self.kept.head_dim
 
     def __call__(
-        self, h: Array, turn: tuple[Array, Array], attend: Callable, routing: mixture.Routing, cache: Any
+        self,
+        h: Array,
+        turn: tuple[Array, Array],
+        attend: Callable,
+        routing: mixture.Routing,
+        cache: Any,
+        given: Array | None = None,
     ) -> tuple[Array, Any]:
-        """Returns the stream after this layer, and the cache. h is [..., D]. turn holds cosines and sines, [..., H/2] each."""
+        """Returns the stream after this layer, and the cache.
+
+        Args:
+          h: [..., D].
+          turn: cosines and sines, [..., H/2] each.
+          given: the layer's own embeddings of the rows [..., P], where the config has some.
+        """
         c, dtype = self.config, h.dtype
         h = named(h, STREAM)
         with jax.named_scope("qkv"):
@@ -199,8 +215,13 @@ class Layer(nnx.Module):
             else:
                 out, cache = self._mixed(x, self.experts, routing, cache)
             h = h + (norm(out, self.ffw_post_norm[...], c) if c.post_norms else out)
-            h = h * jax.lax.stop_gradient(self.layer_scalar[...]).astype(dtype) if c.layer_scalars else h
-        return h, cache
+        if given is not None:
+            with jax.named_scope("layer_embed"):
+                gate = named(jnp.einsum("...d,dp->...p", h, self.layer_gate[...].astype(dtype)), PROJECTED)
+                out = ACTIVATIONS[c.activation](gate) * given
+                out = named(jnp.einsum("...p,pd->...d", out, self.layer_up[...].astype(dtype)), PROJECTED)
+                h = h + norm(out, self.layer_post_norm[...], c)
+        return h * jax.lax.stop_gradient(self.layer_scalar[...]).astype(dtype) if c.layer_scalars else h, cache
 
     def _qkv(self, x: Array, turn: tuple[Array, Array]) -> tuple[Array, Array | None, Array | None]:
         """Returns turned queries, turned keys, and values. A layer that reads another's pages has queries alone."""

@@ -83,16 +83,18 @@ def run(
     cache: Any,
     how: LayerLoop,
     routing: Any = None,
+    given: Array | None = None,
 ) -> tuple[Array, Any]:
     """Returns the stream [..., D] after all layers, and the cache.
 
     Args:
-      layers: each called as layer(h, turn, attend, routing, cache) -> (h, cache). Paired, `layer.paired()` runs in their
+      layers: each called as layer(h, turn, attend, routing, cache, given) -> (h, cache). Paired, `layer.paired()` runs in their
         place. Its `pairs` says which weights become one.
       turns: of each layer. Layers with equal rotation share the same tuple.
       kept: by each layer.
       attend: must be pure. It may change nothing but the cache.
       routing: of the experts (models/experts.py), with `choose` pure like `attend`.
+      given: the embeddings of each layer [L, ..., P], of which a layer gets its own; None: there are none.
     """
     lenders = {one.of for one in kept if one.of is not None}
     if lenders:
@@ -104,16 +106,17 @@ def run(
     for which, some in itertools.groupby(range(len(layers)), lambda at: at if at in alone else _shapes(layers[at])):
         part = slice((some := list(some))[0], some[-1] + 1)
         if not isinstance(which, int):
-            given = (layers[part], h, turns[part], kept[part], attend, cache, how, routing)
-            h, cache = _scanned(*given, part.start)
+            own = None if given is None else given[part]
+            h, cache = _scanned(layers[part], h, turns[part], kept[part], attend, cache, how, routing, own, part.start)
             continue
         with jax.named_scope(f"layer_{which}"):
             graph, state = nnx.split(layers[which])
+            own = None if given is None else given[which]
             if how.policy is None:
-                h, cache = layers[which](h, turns[which], attend, routing, cache)
+                h, cache = layers[which](h, turns[which], attend, routing, cache, own)
                 continue
             once = functools.partial(_called, graph, attend, routing)
-            h, cache = _again(once, how, in_loop=False)(nnx.to_pure_dict(state), h, turns[which], cache)
+            h, cache = _again(once, how, in_loop=False)(nnx.to_pure_dict(state), own, h, turns[which], cache)
     return h, cache[0] if lenders else cache
 
 
@@ -143,9 +146,9 @@ def _shapes(layer: nnx.Module) -> tuple:
 
 
 def _called(
-    graph: Any, attend: Callable, routing: Any, weights: dict, h: Array, turn: Turn, cache: Any
+    graph: Any, attend: Callable, routing: Any, weights: dict, given: Array | None, h: Array, turn: Turn, cache: Any
 ) -> tuple[Array, Any]:
-    return nnx.merge(graph, weights)(h, turn, attend, routing, cache)
+    return nnx.merge(graph, weights)(h, turn, attend, routing, cache, given)
 
 
 def _again(run: Callable, how: LayerLoop, *, in_loop: bool) -> Callable:
@@ -164,6 +167,7 @@ def _scanned(
     cache: Any,
     how: LayerLoop,
     routing: Any,
+    given: Array | None,
     start: int,
 ) -> tuple[Array, Any]:
     """Returns what `run` does, of layers with the same names and shapes of weights. start: the number of the first."""
@@ -180,14 +184,14 @@ def _scanned(
     seeing, whose = _kinds(kept)
     choices = [kept[index] for index in whose]
 
-    def one(weights, index, turning, seeing, h, cache):
+    def one(weights, given, index, turning, seeing, h, cache):
         def attend_here(_, q, k, v, cache, *, window, **more):
             own = [{"window": one.window} | ({} if one.of is None else {"of": one.of}) for one in choices]
-            ways = [functools.partial(attend, index, **more | given) for given in own]
+            ways = [functools.partial(attend, index, **more | one) for one in own]
             return jax.lax.switch(seeing, ways, q, k, v, cache) if len(ways) > 1 else ways[0](q, k, v, cache)
 
         here = routing and routing._replace(choose=lambda _, *given: routing.choose(index, *given))
-        return _called(graph, attend_here, here, weights, h, _chosen(tables, turning), cache)
+        return _called(graph, attend_here, here, weights, given, h, _chosen(tables, turning), cache)
 
     run_one = _again(one, how, in_loop=True)
 
@@ -195,8 +199,9 @@ def _scanned(
         return run_one(*layer, *carry), None
 
     numbers = jnp.arange(start, start + len(layers), dtype=jnp.int32)
+    which = weights, given, numbers, jnp.asarray(turning), jnp.asarray(seeing)
     with jax.named_scope("layers"):
-        (h, cache), _ = jax.lax.scan(step, (h, cache), (weights, numbers, jnp.asarray(turning), jnp.asarray(seeing)))
+        (h, cache), _ = jax.lax.scan(step, (h, cache), which)
     return h, cache
 
 

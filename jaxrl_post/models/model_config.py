@@ -93,6 +93,8 @@ class ModelConfig:
     - shared_ffw: hidden width of the feed-forward in those layers; 0: ffw
     - v_norm: each head's values are normed, without a weight (Gemma 4).
     - layer_scalars: the stream behind each layer is multiplied by a number of the layer, which is not trained (Gemma 4).
+    - layer_embeds: width of a second embedding that each token has for every layer, added behind the feed-forward (Gemma 3n
+      and 4); 0: none
     - query_scale: factor of q.k; None means head_dim ** -0.5, with the head_dim of the layer.
     - attn_soft_cap, final_soft_cap: None, or c in c * tanh(x / c).
     - local_rope_theta: None, or layers with a window rotate by this theta, unscaled (Gemma 3, arXiv 2503.19786).
@@ -131,6 +133,7 @@ class ModelConfig:
     shared_ffw: int = 0
     v_norm: bool = False
     layer_scalars: bool = False
+    layer_embeds: int = 0
     attn_soft_cap: float | None = None
     final_soft_cap: float | None = None
     used_vocab: int = 0  # ids from here on have rows but no meaning, and are never sampled; 0: no such ids
@@ -166,8 +169,9 @@ class ModelConfig:
             raise ValueError(
                 f"model: full needs kv_heads and head_dim of at least 1, and turned from 0 to 1, got {tuple(self.full)}"
             )
-        if self.shared_ffw < 0:
-            raise ValueError(f"model: shared_ffw={self.shared_ffw} must be at least 0")
+        for name in ("shared_ffw", "layer_embeds"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"model: {name}={getattr(self, name)} must be at least 0")
         for kv_heads, head_dim in shapes(self.kept):
             if self.heads % kv_heads:
                 raise ValueError(f"model: heads={self.heads} must be a multiple of kv_heads={kv_heads}")
@@ -227,6 +231,11 @@ class ModelConfig:
         if e is None:
             return max(map(self.ffw_of, range(self.layers)))
         return max(e.per_token * e.ffw + e.shared_ffw, self.ffw if e.dense_layers else 0)
+
+    @property
+    def row_weights(self) -> int:
+        """Returns the number of weights that a token reads a row of and is not multiplied by: the embeddings of each layer."""
+        return self.vocab_size * self.layers * self.layer_embeds
 
     def scale_of(self, layer: int) -> float:
         """Returns the factor of q.k in a layer."""
