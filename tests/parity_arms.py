@@ -40,6 +40,7 @@ FAMILIES = (
     "gemma3",
     "gemma4",
     "gemma4_embeds",
+    "gemma4_moe",
     *WITH_EXPERTS,
 )
 BOUND = 1e-4
@@ -372,6 +373,18 @@ FAULTS: dict[str, dict[str, Callable | Computed]] = {
         "layer_scalars_dropped": neutral("layer_scalar", 1),
         "activation_silu": field(activation="silu"),
         "embedding_unscaled": unscaled_embedding,
+    },
+    "gemma4_moe": EXPERTS
+    | {
+        "gate_and_up_swapped": GATE_AND_UP,
+        "feed_forward_left_out": neutral("down", 0),
+        "experts_left_out": neutral("experts_down", 0),
+        "gates_not_scaled": neutral("expert_scale", 1),
+        "router_scale_dropped": neutral("router_scale", 1),
+        "norms_before_swapped": swapped("ffw_norm", "moe_norm"),
+        "norms_behind_swapped": swapped("dense_post_norm", "moe_post_norm"),
+        "norm_of_the_sum_swapped": swapped("ffw_post_norm", "moe_post_norm"),
+        "norms_of_one_more": field(norm_offset=1.0),
     },
     "qwen2_moe": EXPERTS
     | {

@@ -13,6 +13,7 @@ from jaxrl_post.launch.parts import build
 from jaxrl_post.launch.plan import activations, memory_plan, roofline
 from jaxrl_post.launch.plan.memory_plan import Item, Kind
 from jaxrl_post.models import decoder
+from jaxrl_post.models.model_config import Experts
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer.learner import Learner, LearnerSettings
@@ -146,6 +147,16 @@ def test_embeddings_of_each_layer_by_hand():
     assert roofline.used(large) == roofline.parameters(large) - 10**6 * 2 * 128
     added = table("lora.rank=4", *given, model=model), table("lora.rank=4", *given)
     assert added[0]["activations (estimate)"] - added[1]["activations (estimate)"] == 4 * tokens * (2 * 6 + 3 * 6)
+
+
+def test_experts_beside_a_feed_forward_by_hand():
+    """A token has the inner values of both. So has the largest layer, with those of every expert."""
+    model = dataclasses.replace(TINY, experts=Experts(8, 2, 24, beside=True))
+    assert model.widest == 2 * 24 + TINY.ffw and model.width_of(8) == 8 * 24 + TINY.ffw
+    given = config("model.remat=true")
+    kept, plain = (activations.kept(given, one, 1)["projections"] for one in (model, TINY))
+    assert kept == plain + 2 * given.batch.rows * given.batch.tokens * 4 * 2 * 2 * 24
+    assert roofline.used(model) == roofline.parameters(model) - 2 * 6 * 3 * 32 * 24
 
 
 def test_what_each_policy_keeps_by_hand():

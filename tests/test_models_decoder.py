@@ -71,6 +71,7 @@ VARIANTS = {
     "gelu": dict(activation="gelu"),
     "experts": dict(experts=Experts(6, 2, 12)),
     "experts of all scores": dict(experts=Experts(6, 3, 12, renormalised=False, shared_ffw=9, dense_layers=(0,))),
+    "experts beside": dict(experts=Experts(6, 2, 12, beside=True), norm_offset=1.0, post_norms=True),
     "clipped experts": dict(experts=Experts(5, 2, 12, biased=True, limit=0.4)),
     "all": dict(
         tied=True,
@@ -247,8 +248,10 @@ def test_remat_keeps_gradients_and_the_cache(variant):
         assert gap <= 5e-6, (path, gap)
 
 
-def test_gradient_agrees_with_finite_differences():
-    config, tokens, positions = config_of("all"), text(), np.arange(12)
+@pytest.mark.parametrize("variant", ["all", "layer_embeds", "experts beside"])
+def test_gradient_agrees_with_finite_differences(variant):
+    config = dataclasses.replace(config_of(variant), layer_scalars=False)  # which is not trained
+    tokens, positions = text(), np.arange(12)
     params = shaken(config)
     direction = jax.tree.map(lambda leaf: np.random.default_rng(leaf.size).normal(size=leaf.shape), params)
 

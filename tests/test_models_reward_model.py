@@ -19,7 +19,8 @@ from jaxrl_post.models import decoder, families, hf
 
 # transformers has no Gemma3ForSequenceClassification of texts, and of Gemma 4 none at all: the name is made alike.
 NAMES = {
-    family: f"{family[:6].title()}TextForSequenceClassification" for family in ("gemma3", "gemma4", "gemma4_embeds")
+    family: f"{family[:6].title()}TextForSequenceClassification"
+    for family in ("gemma3", "gemma4", "gemma4_embeds", "gemma4_moe")
 }
 
 

@@ -298,7 +298,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
             "rope_theta": config.rope_theta,
             "rope_scaling": rope.write(config.rope_scaling, family.kind),
             **_windows_json(family, config),
-            **expert_files.written(family.kind, config.experts),
             **(_gemma_json(family, config) if gemma else {}),
         }
     return {
@@ -319,6 +318,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "attention_bias": config.o_bias,
         "mlp_bias": False,
         **own,
+        **expert_files.written(family.kind, config.experts),
     }
 
 
@@ -419,8 +419,9 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
 class Tensor(NamedTuple):
     """The place of a leaf of params in the files. `shape` is the shape in the files, `ours` the leaf's.
 
-    With `part`, the tensor is that entry of the leaf's first axis, and `ours` is the shape of one entry. With `beside`, the
-    tensor's columns are in turn those of this leaf and of that one.
+    `transposed`: each matrix is [outputs, inputs] there. With `part`, the tensor is that entry of the leaf's first axis, and
+    `ours` is the shape of one entry. With `beside`, the tensor's columns are in turn those of this leaf and of that one.
+    Transposed, its rows are first all of this leaf, and then all of that one.
     """
 
     path: tuple[str, ...]
@@ -429,7 +430,7 @@ class Tensor(NamedTuple):
     transposed: bool
     part: int | None = None
     beside: tuple[str, ...] | None = None
-    turn: int | None = None  # of two leaves that take turns, the first or the second
+    turn: int | None = None  # of two leaves in one tensor, the first or the second
 
     def leaves(self) -> tuple[Tensor, ...]:
         """Returns the tensor as it concerns each leaf that it holds numbers of."""
@@ -465,6 +466,9 @@ _POST_NORMED = _IN_LAYER | {
     "attn_post_norm": "post_attention_layernorm.weight",
     "ffw_norm": "pre_feedforward_layernorm.weight",
     "ffw_post_norm": "post_feedforward_layernorm.weight",
+    "dense_post_norm": "post_feedforward_layernorm_1.weight",
+    "moe_norm": "pre_feedforward_layernorm_2.weight",
+    "moe_post_norm": "post_feedforward_layernorm_2.weight",
 }
 _OUTSIDE = {
     "embed": "model.embed_tokens.weight",
@@ -487,12 +491,13 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
         places = {names[name]: expert_files.Place(name) for name in layer if name in names}
         if experts is not None:
             places |= dict(expert_files.names(_expressing(config).kind, experts))
-        for theirs, (name, part, beside) in places.items():
+        for theirs, (name, part, beside, transposed) in places.items():
             path, shape = ("layers", str(index), name), layer[name].shape
             if part is None and name.startswith("experts_"):  # a whole stack, as it is in the leaf
-                whole = (*shape[:-1], 2 * shape[-1]) if beside else shape
                 other = ("layers", str(index), beside) if beside else None
-                tensor = Tensor(path, whole, shape, False, beside=other)
+                *rest, outputs = *shape[:-1], shape[-1] * (2 if beside else 1)
+                whole = (*rest[:-1], outputs, rest[-1]) if transposed else (*rest, outputs)
+                tensor = Tensor(path, whole, shape, transposed, beside=other)
             else:
                 tensor = _tensor(path, shape if part is None else shape[1:])._replace(part=part)
             out[f"model.layers.{index}.{theirs}"] = tensor

@@ -1,7 +1,7 @@
 """The keys of Gemma 4 in config.json that no other family has (models/families.py).
 
-Reads the text model without experts, which are refused by name. Windows, attention that sees all, and their heads come from
-the file. Scores are not scaled.
+Windows, attention that sees all, and their heads come from the file. Scores are not scaled. Keys of experts:
+models/expert_files.py. Refuses embeddings of each layer that are of another vocabulary.
 """
 
 from __future__ import annotations
@@ -58,10 +58,6 @@ def read(file: Path, given: Mapping, windows: tuple[int | None, ...], heads: tup
       given: the keys of the file over ABSENT.
       heads: kv_heads and head_dim of layers with a window.
     """
-    if given["enable_moe_block"] not in (False, None):
-        raise ValueError(
-            f"model {file}: enable_moe_block={shown(given['enable_moe_block'])} is not supported; the nearest valid value is False"
-        )
     none = given["hidden_size_per_layer_input"] in (0, None)
     width = 0 if none else keys.count(file, given, "hidden_size_per_layer_input")
     if width and given["vocab_size_per_layer_input"] != given.get("vocab_size"):
@@ -119,7 +115,6 @@ def written(config: ModelConfig) -> dict[str, Any]:
     return {
         "hidden_size_per_layer_input": config.layer_embeds,
         "vocab_size_per_layer_input": config.vocab_size,
-        "enable_moe_block": False,
         "attention_k_eq_v": full.values_are_keys,
         "num_kv_shared_layers": config.shared_layers,
         "use_double_wide_mlp": config.shared_ffw > 0,
@@ -142,7 +137,7 @@ def written(config: ModelConfig) -> dict[str, Any]:
 
 def differs(config: ModelConfig) -> list[str]:
     """Returns the fields that this family cannot have, of those that are its own."""
-    expected = dict(query_scale=1.0, attn_soft_cap=None, rope_scaling=None, experts=None)
+    expected = dict(query_scale=1.0, attn_soft_cap=None, rope_scaling=None)
     out = [f"{name}={getattr(config, name)!r}" for name, value in expected.items() if getattr(config, name) != value]
     out += [f"{name}=None" for name in ("full", "local_rope_theta") if getattr(config, name) is None]
     if config.shared_ffw not in (0, 2 * config.ffw):

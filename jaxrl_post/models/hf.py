@@ -2,7 +2,7 @@
 
 Tensors are read one by one, the largest first, and placed at once. Of several processes each reads the ranges of its
 own devices alone. So loading needs little memory beyond the result. Saving gathers one tensor at a time, which process
-0 writes: of a stack of experts one matrix. Families and their names of tensors: models/families.py.
+0 writes: of a stack of experts one matrix, unless the file has stacks. Families and their names of tensors: models/families.py.
 
 Invariants:
 - Every tensor is used or refused. The exceptions: what a file holds twice, what no layer reads (families.unread), and a
@@ -160,9 +160,10 @@ class _Source:
 
     def read(self, index: relayout.Index) -> np.ndarray:
         """Returns a piece of what the tensor is in params. Looks through its numbers for `refuse`."""
-        value = self._read(_box(self.tensor, index)) if self.tensor.turn is None else self._own_columns(index)
+        in_turn = self.tensor.turn is not None and not self.tensor.transposed
+        value = self._own_columns(index) if in_turn else self._read(_box(self.tensor, index))
         # Transposed before the cast: the file's dtype has usually fewer bytes.
-        value = np.ascontiguousarray(value.T) if self.tensor.transposed else value
+        value = np.ascontiguousarray(value.swapaxes(-1, -2)) if self.tensor.transposed else value
         with np.errstate(over="ignore"):  # what overflows is refused by its tensor's name
             piece = value.reshape(_sizes(index)).astype(self.kept, copy=False)
         if self._overflows:
@@ -223,6 +224,9 @@ def _box(tensor: Tensor, index: relayout.Index) -> tensor_file.Box:
     if not tensor.transposed:
         ones = (slice(0, 1),) * (len(tensor.shape) - 1)
         return index if tensor.shape == tensor.ours else (*ones, _joined(tensor.ours, index))
+    if len(tensor.shape) == 3:  # a stack, in which the rows of the second leaf follow those of the first
+        first = (tensor.turn or 0) * tensor.ours[2]
+        return index[0], slice(first + index[2].start, first + index[2].stop), index[1]
     inputs = next(at for at in range(1, len(index)) if math.prod(tensor.ours[:at]) == tensor.shape[1])
     return _joined(tensor.ours[inputs:], index[inputs:]), _joined(tensor.ours[:inputs], index[:inputs])
 
@@ -407,8 +411,13 @@ def as_in_files(tensors: Mapping[str, Tensor], params: Mapping, dtype: np.dtype)
         leaf = _at(params, tensor.path) if tensor.part is None else stack(tensor.path)
         value = processes.gathered(leaf if tensor.part is None else relayout.entry(leaf, tensor.part), dtype)
         if tensor.beside is not None:
-            value = np.stack([value, processes.gathered(_at(params, tensor.beside), dtype)], axis=-1)
-        yield value.reshape(tensor.shape[::-1]).T if tensor.transposed else value.reshape(tensor.shape)
+            both = value, processes.gathered(_at(params, tensor.beside), dtype)
+            value = np.concatenate(both, axis=-1) if tensor.transposed else np.stack(both, axis=-1)
+        if tensor.transposed:
+            *lead, outputs, inputs = tensor.shape
+            yield value.reshape(*lead, inputs, outputs).swapaxes(-1, -2)
+        else:
+            yield value.reshape(tensor.shape)
 
 
 def _ids(eos_ids: tuple[int, ...], bos_id: int | None) -> dict:

@@ -57,7 +57,7 @@ class FullAttention(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """Several gated feed-forwards in the place of one, of which each token uses the few that its router scores highest.
+    """Several gated feed-forwards in the place of one or beside it. Each token uses the few that its router scores highest.
 
     - count: of experts. per_token: of those that a token uses
     - ffw: hidden width of an expert
@@ -68,6 +68,9 @@ class Experts(NamedTuple):
     - biased: router and matrices of the experts have biases (gpt-oss, arXiv 2508.10925)
     - limit: gate and up are clipped to it, and the inner product is (up + 1) * gate * sigmoid(1.702 gate) (gpt-oss);
       None: it is activation(gate) * up
+    - beside: every layer has one feed-forward too, of width ModelConfig.ffw. Experts and router read the stream before it, each
+      behind a norm of its own, and both outputs are normed before they are added. A gate is multiplied by a number of its
+      expert (Gemma 4).
     """
 
     count: int
@@ -78,6 +81,7 @@ class Experts(NamedTuple):
     dense_layers: tuple[int, ...] = ()
     biased: bool = False
     limit: float | None = None
+    beside: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +105,7 @@ class ModelConfig:
     - norm_offset: 1.0 makes norms multiply by 1 + weight (Gemma).
     - post_norms: the outputs of attention and feed-forward are normed before they are added to the stream (Gemma).
     - embed_scale: factor of the embedded tokens, rounded to the dtype of the computation (Gemma).
-    - experts: None, or what stands in the place of the feed-forward (mixture of experts).
+    - experts: None, or what stands in the place of the feed-forward, or beside it (mixture of experts).
     - sinks: each query head has a learned number that joins the scores of its softmax. Its share of the weights is dropped
       (gpt-oss, arXiv 2508.10925; after StreamingLLM, arXiv 2309.17453). `query_scale` and `attn_soft_cap` leave it alone.
     - o_bias: a bias is added to the output product of attention (gpt-oss).
@@ -216,7 +220,7 @@ class ModelConfig:
         return ("q", "k") if whole and self.full.values_are_keys else ("q", "k", "v")
 
     def ffw_of(self, layer: int) -> int:
-        """Returns the hidden width of a layer's feed-forward, where it has no experts."""
+        """Returns the hidden width of a layer's feed-forward, where it has one."""
         return self.ffw if self.kept[layer].of is None else self.shared_ffw or self.ffw
 
     @property
@@ -227,10 +231,15 @@ class ModelConfig:
     @property
     def widest(self) -> int:
         """Returns the most inner values that a token has in a layer's feed-forward, over the layers."""
-        e = self.experts
+        return self.width_of(self.experts.per_token if self.experts else 0)
+
+    def width_of(self, experts: int) -> int:
+        """Returns the hidden width of so many experts and what a layer has beside them, in the widest layer."""
+        e, whole = self.experts, max(map(self.ffw_of, range(self.layers)))
         if e is None:
-            return max(map(self.ffw_of, range(self.layers)))
-        return max(e.per_token * e.ffw + e.shared_ffw, self.ffw if e.dense_layers else 0)
+            return whole
+        some = experts * e.ffw + e.shared_ffw
+        return some + whole if e.beside else max(some, self.ffw if e.dense_layers else 0)
 
     @property
     def row_weights(self) -> int:

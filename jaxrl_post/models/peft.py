@@ -110,7 +110,7 @@ def tensors(model: ModelConfig) -> dict[str, Tensor]:
     """Returns every tensor of the files by its name there.
 
     Raises:
-      ValueError: an addition is to a stack of experts, which is no module of its own (gpt-oss).
+      ValueError: an addition is to a stack of experts, which is no module of its own (gpt-oss, Gemma 4).
     """
     shapes, names, out = lora.abstract(model).adapter, lora.leaves(model.lora), {}
     for name, tensor in families.tensors(lora.plain(model)).items():

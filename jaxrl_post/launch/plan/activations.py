@@ -103,7 +103,7 @@ def stacked(config: Config, layers: int, platform: str) -> int:
 def _layer_weights(model: decoder.ModelConfig, parts: int) -> int:
     """Returns the weights of the matrices of the largest layer, on one of `parts` devices that divide its experts."""
     m, e = model, model.experts
-    inner = m.widest if e is None else max(e.count // parts * e.ffw + e.shared_ffw, m.ffw if e.dense_layers else 0)
+    inner = m.width_of(e.count // parts if e else 0)
     return m.embed * (_projected(m) + 3 * inner + 2 * m.layer_embeds)
 
 
