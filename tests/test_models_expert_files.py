@@ -15,8 +15,8 @@ from refusals import refused
 from test_models_families import FAMILIES
 from test_models_hf import TINY, assert_same, shaken
 
-from jaxrl_post.models import decoder, hf, tensor_file
-from jaxrl_post.models.model_config import Experts
+from jaxrl_post.models import decoder, hf, peft, tensor_file
+from jaxrl_post.models.model_config import Experts, Lora
 from jaxrl_post.parallel import mesh, processes
 
 SQUARE = dataclasses.replace(TINY, qk_norm=True, experts=Experts(4, 2, TINY.embed, dense_layers=(0,)))
@@ -173,6 +173,13 @@ def test_a_stack_of_the_file_holds_all_of_gate_before_all_of_up(tmp_path):
     safetensors.numpy.save_file(wrong, tmp_path / "out" / "model.safetensors")
     sentence = r"tensor model.layers.1.experts.gate_up_proj has shape \(4, 63, 32\), expected \(4, 64, 32\)"
     refused(sentence, hf.load, tmp_path / "out")
+
+
+def test_additions_to_stacks_have_no_form_in_files():
+    adapted = dataclasses.replace(STACKS, lora=Lora(2, 4.0, ("q", "gate")))
+    sentence = "gate of the experts is part of the tensor model.layers.0.experts.gate_up_proj, .* nearest valid choice is q_proj"
+    refused(sentence, peft.tensors, adapted)
+    assert len(peft.tensors(dataclasses.replace(adapted, lora=Lora(2, 4.0, ("q",))))) == 2 * 2
 
 
 def test_a_stack_of_another_count_is_not_saved(tmp_path):
