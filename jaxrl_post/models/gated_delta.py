@@ -4,10 +4,9 @@ A token with decay exp(g), key k, value v, query q and rate beta turns the state
 
     S' = exp(g) S + k (beta (v - exp(g) S^T k))^T        o = S'^T q
 
-`steps` computes it token by token, as an engine's rows do. `packed` computes whole rows by chunks of matrix products, as a
-learner wants it. Both are of float32 or wider, and differ by rounding alone.
-
-No family has such layers yet.
+Queries, keys and values are first convolved with those of a few tokens before. `steps` computes the rule token by token, as
+an engine's rows do. `packed` computes whole rows by chunks of matrix products, as a learner wants it. Both are of float32 or
+wider, and differ by rounding alone.
 
 Invariant: nothing passes from one segment of a packed row to the next, neither by the state nor by the convolution.
 """
@@ -32,6 +31,25 @@ class Tokens(NamedTuple):
     v: Float[Array, "*tokens H V"]
     g: Float[Array, "*tokens H"]
     beta: Float[Array, "*tokens H"]
+
+
+class Inputs(NamedTuple):
+    """What the convolution reads of tokens, and how it weighs it: tokens are then its W positions. H / h value heads share a key."""
+
+    q: Float[Array, "*tokens h K"]
+    k: Float[Array, "*tokens h K"]
+    v: Float[Array, "*tokens H V"]
+
+
+def tokens(convolved: Inputs, g: Float[Array, "*tokens H"], beta: Float[Array, "*tokens H"]) -> Tokens:
+    """Returns what the rule reads of convolved inputs, in their dtype: activated, keys and queries of length 1, queries divided by sqrt(K).
+
+    The sum of squares under each length is above 0 by 1e-6, as in transformers."""
+    q, k, v = jax.tree.map(jax.nn.silu, convolved)
+    q, k = (x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6) for x in (q, k))
+    shared = v.shape[-2] // k.shape[-2]
+    q, k = (jnp.repeat(x, shared, axis=-2) for x in (q * q.shape[-1] ** -0.5, k))
+    return Tokens(q, k, v, g, beta)
 
 
 def step(
@@ -114,13 +132,14 @@ def _advance(state: Array, given: tuple[Array, Array, _Solved]) -> tuple[Array, 
 
 
 def convolved(
-    x: Float[Array, "B T D"], weights: Float[Array, "W D"], segment_ids: Int[Array, "B T"]
-) -> Float[Array, "B T D"]:
+    x: Float[Array, "B T *D"], weights: Float[Array, " W *D"], segment_ids: Int[Array, " B T"]
+) -> Float[Array, "B T *D"]:
     """Returns the sum over the last W tokens of a segment, each times its weights; the last weights are those of the token itself."""
-    out = x * weights[-1]
+    out, axes = x * weights[-1], (1,) * (x.ndim - 2)
     for back in range(1, len(weights)):
         earlier, theirs = (
             jnp.pad(a[:, :-back], [(0, 0), (back, 0), *[(0, 0)] * (a.ndim - 2)]) for a in (x, segment_ids + 1)
         )
-        out = out + jnp.where((theirs == segment_ids + 1)[..., None], earlier, 0) * weights[-1 - back]
+        same = (theirs == segment_ids + 1).reshape(*segment_ids.shape, *axes)
+        out = out + jnp.where(same, earlier, 0) * weights[-1 - back]
     return out

@@ -464,6 +464,20 @@ def by_rows_and_heads(sharding: NamedSharding | None, run: Callable) -> Callable
     return split
 
 
+def by_rows_and_state_heads(sharding: NamedSharding | None, run: Callable) -> Callable:
+    """Returns `run(inputs, g, beta, weights, segment ids)` such that every device runs it on its own rows and heads.
+
+    Args:
+      sharding: of inputs and of the result [B, T, heads, size] (heads_sharding), whose first three axes g and beta have too; None
+        on one device. Of weights the second axis is that of heads.
+    """
+    if sharding is None:
+        return run
+    heads = sharding.spec
+    specs = heads, heads, heads, PartitionSpec(None, heads[2]), PartitionSpec(heads[0])
+    return jax.shard_map(run, mesh=sharding.mesh, in_specs=specs, out_specs=heads, check_vma=False)
+
+
 def by_vocab_shards(mesh: Mesh, run: Callable, axis: int, given: str, made: str) -> Callable:
     """Returns `run` such that every device runs it on its own part of the vocabulary, with collectives of its own.
 
