@@ -101,15 +101,10 @@ def differs(kind: str, config: ModelConfig) -> list[str]:
 
 
 class Place(NamedTuple):
-    """Where a tensor of a layer with experts lies in the leaves.
+    """The leaves of a layer that a tensor holds, and which of their stacks of matrices; None: they are whole leaves."""
 
-    - expert: which of a stack of matrices it is; None: it is the whole leaf
-    - beside: a second leaf, whose columns take turns with those of the first
-    """
-
-    name: str
+    names: tuple[str, ...]
     expert: int | None = None
-    beside: str = ""
 
 
 MIXTRAL = {"gate": "w1", "down": "w2", "up": "w3"}  # the hub's names of its matrices
@@ -124,12 +119,12 @@ def _spelling(kind: str) -> tuple[str, dict[str, str]]:
 
 # Stacks [E, inputs, outputs] in the file too, gate and up in one of them: column 2f is gate's f, and 2f + 1 is up's.
 _IN_STACKS = {
-    "mlp.router.weight": Place("router"),
-    "mlp.router.bias": Place("router_bias"),
-    "mlp.experts.gate_up_proj": Place("experts_gate", beside="experts_up"),
-    "mlp.experts.gate_up_proj_bias": Place("experts_gate_bias", beside="experts_up_bias"),
-    "mlp.experts.down_proj": Place("experts_down"),
-    "mlp.experts.down_proj_bias": Place("experts_down_bias"),
+    "mlp.router.weight": Place(("router",)),
+    "mlp.router.bias": Place(("router_bias",)),
+    "mlp.experts.gate_up_proj": Place(("experts_gate", "experts_up")),
+    "mlp.experts.gate_up_proj_bias": Place(("experts_gate_bias", "experts_up_bias")),
+    "mlp.experts.down_proj": Place(("experts_down",)),
+    "mlp.experts.down_proj_bias": Place(("experts_down_bias",)),
 }
 
 
@@ -139,14 +134,14 @@ def names(kind: str, e: Experts) -> Iterator[tuple[str, Place]]:
         yield from _IN_STACKS.items()
         return
     block, sides = _spelling(kind)
-    yield f"{block}.gate.weight", Place("router")
+    yield f"{block}.gate.weight", Place(("router",))
     for expert in range(e.count):
         for name, theirs in sides.items():
-            yield f"{block}.experts.{expert}.{theirs}.weight", Place(f"experts_{name}", expert)
+            yield f"{block}.experts.{expert}.{theirs}.weight", Place((f"experts_{name}",), expert)
     if e.shared_ffw:
         for name, theirs in sides.items():
-            yield f"{block}.shared_expert.{theirs}.weight", Place(f"shared_{name}")
-        yield f"{block}.shared_expert_gate.weight", Place("shared_router")
+            yield f"{block}.shared_expert.{theirs}.weight", Place((f"shared_{name}",))
+        yield f"{block}.shared_expert_gate.weight", Place(("shared_router",))
 
 
 def apart(kind: str, config: ModelConfig, present: Mapping[str, Entry]) -> dict[str, Entry | mxfp4.Packed]:
