@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_post.models import config_keys as keys
-from jaxrl_post.models import decoder, expert_files, gemma4, mxfp4, rope, text_part
+from jaxrl_post.models import decoder, expert_files, gemma4, mxfp4, qwen35, rope, text_part
 from jaxrl_post.models.model_config import ModelConfig
 from jaxrl_post.models.tensor_file import Entry
 from jaxrl_post.ring import json_text
@@ -24,6 +24,7 @@ from jaxrl_post.ring.json_text import said, shown
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 _GEMMA = dict(norm_offset=1.0, post_norms=True)
+LAYER_TYPES = ("full_attention", "sliding_attention")  # of the families without keys of their own
 _OFF = dict(mlp_bias=False, use_bidirectional_attention=False)
 
 
@@ -31,7 +32,7 @@ class Family(NamedTuple):
     """One architecture: `kind` is its model_type, `fixed` the fields of ModelConfig that it decides.
 
     `absent`: the value of an absent key. None means: num_key_value_heads as heads, head_dim hidden_size / heads.
-    `own`: the module with the keys that no other family has: OWN, plain, read, written and differs, as in gemma4.py.
+    `own`: the module with the keys that no other family has, as gemma4.py: OWN, LAYER_TYPES, plain, read, written and differs.
     """
 
     architecture: str
@@ -121,6 +122,7 @@ FAMILIES = (
         },
     ),
     Family("Gemma4ForCausalLM", gemma4.KIND, gemma4.FIXED, gemma4.ABSENT, gemma4),
+    Family("Qwen3_5ForCausalLM", qwen35.KIND, qwen35.FIXED, qwen35.ABSENT, qwen35),
 )
 ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
 
@@ -244,10 +246,10 @@ def _windows(file: Path, family: Family, given: Mapping, layers: int) -> tuple[i
     slides = _slides(file, family, given, layers)
     kinds = keys.texts(file, given, "layer_types")
     if kinds is not None:
-        if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        known = family.own.LAYER_TYPES if family.own else LAYER_TYPES
+        if len(kinds) != layers or not set(kinds) <= set(known):
             raise ValueError(
-                f"model {file}: layer_types={shown(kinds)} must name full_attention or sliding_attention for "
-                f"each of {layers} layers"
+                f"model {file}: layer_types={shown(kinds)} must name {' or '.join(known)} for each of {layers} layers"
             )
         named = [kind == "sliding_attention" for kind in kinds]
         if named != slides and family.kind in ("llama", "mistral", "mixtral", "qwen3_moe"):
@@ -376,7 +378,9 @@ _DECIDED = (
     "sinks",
     "v_norm",
     "layer_scalars",
+    "attn_gate",
     *gemma4.OWN,
+    *qwen35.OWN,
 )
 
 
@@ -403,8 +407,8 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
     if family.kind == "gemma3_text" and scaling is not None and not scaling.truncate:
         out.append("rope_scaling.truncate=False")
     sizes = set(config.windows)
-    alike = len(sizes) > 1
-    if {"llama": sizes != {None}, "mistral": alike, "mixtral": alike, "qwen3_moe": alike}.get(
+    none, alike = sizes != {None}, len(sizes) > 1
+    if {"llama": none, "mistral": alike, "mixtral": alike, "qwen3_moe": alike, qwen35.KIND: none}.get(
         family.kind, len(sizes - {None}) > 1
     ):
         out.append(f"windows={config.windows}")
