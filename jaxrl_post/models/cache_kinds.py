@@ -58,9 +58,14 @@ class RecurrentState:
         return self.value_heads * self.key_dim * self.value_dim
 
     @property
+    def values(self) -> int:
+        """Returns the numbers that a position reads of all matrices."""
+        return self.value_heads * self.value_dim
+
+    @property
     def inputs(self) -> int:
         """Returns the numbers that the convolution reads of a position."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+        return 2 * self.key_heads * self.key_dim + self.values
 
 
 Kind = Pages | RecurrentState

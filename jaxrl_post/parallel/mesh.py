@@ -369,6 +369,20 @@ def by_heads(mesh: Mesh, attend: Callable) -> Callable:
     return run
 
 
+def by_state_heads(mesh: Mesh, cache: Any, read: Callable) -> Callable:
+    """Returns `read(cache, rows, slot, inputs, g, beta, weights) -> (out, cache)` such that every device runs it on its own heads.
+
+    A loop over rows needs this, as one over pages does (`by_heads`).
+
+    Args:
+      cache: how the arrays of one replica's cache are divided, a tree of PartitionSpec. Heads are the second axis of all else, and
+        of rows and slots nothing is divided.
+    """
+    heads, whole = PartitionSpec(None, TENSOR), PartitionSpec()
+    given = cache, whole, whole, heads, heads, heads, heads
+    return jax.shard_map(read, mesh=mesh, in_specs=given, out_specs=(heads, cache), check_vma=False)
+
+
 def by_experts(mesh: Mesh, run: Callable, axes: Mapping[str, tuple], rows: tuple[str, ...] = ()) -> Callable:
     """Returns `run` such that every device runs it on its own part of the experts' matrices, and rows that it needs there.
 

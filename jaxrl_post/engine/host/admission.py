@@ -35,7 +35,10 @@ class Admission:
 
     def __init__(self, sizes: EngineSettings, version: int, drafting: Any):
         self.version, self.drafting, self.num_preempted = version, drafting, 0
-        self.replicas = [Replica(sizes.slots, sizes.pages, sizes.page_size) for _ in range(sizes.replicas)]
+        self.replicas = [
+            Replica(sizes.slots, sizes.pages, sizes.page_size, shares=not sizes.recurrent)
+            for _ in range(sizes.replicas)
+        ]
         self.table = SlotTable(sizes)
         self.waiting: list[SequenceState] = []
 

@@ -107,9 +107,10 @@ class SharedPrompts:
 
 
 class Replica:
-    """Slots, the free list of pages, and the prompts whose pages are shared."""
+    """Slots, the free list of pages, and the prompts whose pages are shared. `shares`: whether prompts are shared at all."""
 
-    def __init__(self, slots: int, pages: int, page: int):
+    def __init__(self, slots: int, pages: int, page: int, *, shares: bool = True):
+        self._shares = shares
         self.slots: list[SequenceState | None] = [None] * slots
         self._free = list(range(slots))  # a heap
         self._purposes: Counter[str] = Counter()
@@ -149,7 +150,7 @@ class Replica:
             sequence.pages = entry.ids[:whole] + taken
             sequence.num_computed = sequence.shared
             return (entry.ids[whole], taken[0]) if sequence.shared % pages.size else (none, none)
-        if sequence.shared > 0:
+        if sequence.shared > 0 and self._shares:
             self.prompts.lead(key, sequence.slot, sequence.pages[: pages.needed(sequence.shared)])
         return none, none
 
