@@ -192,11 +192,11 @@ def make(family: str) -> None:
 def neutral(family: str, name: str) -> float:
     """Returns the value that a norm's weights lie around.
 
-    Norms of Gemma 2 and 3 and of Qwen3.5 multiply by 1 + weight, but not that of a linear layer's output. Gemma's layers are made to outweigh the embedding. Otherwise, with a tied head,
-    the best next token is always the last one.
+    Norms of Gemma 2 and 3 and of Qwen3.5 multiply by 1 + weight, but not that of what a state gives. Gemma's layers are made to
+    outweigh the embedding. Otherwise, with a tied head, the best next token is always the last one. States last some 12 tokens.
     """
     if family == "qwen3_5":
-        return {"A_log": -1.5, "norm.weight": 1.0}.get(name.partition(".linear_attn.")[2], 0.0)
+        return {"A_log": -2.5, "norm.weight": 1.0}.get(name.partition(".linear_attn.")[2], 0.0)
     if "gemma" not in family:
         return 1.0
     if family == "gemma4":

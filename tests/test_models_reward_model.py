@@ -18,7 +18,7 @@ from jaxrl_post.launch.parts import inputs, second_models
 from jaxrl_post.models import decoder, families, hf
 
 # transformers has no Gemma3ForSequenceClassification of texts, and of Gemma 4 none at all: the name is made alike.
-NAMES = {family: f"{family.title()}TextForSequenceClassification" for family in ("gemma3", "gemma4")}
+NAMES = {family: f"{family.title()}TextForSequenceClassification" for family in ("gemma3", "gemma4", "qwen3_5")}
 
 
 def saved(folder, family: str = "llama2"):
