@@ -143,7 +143,7 @@ FAMILIES: dict[str, tuple[str, str, str, dict]] = {
     "qwen3_5": (
         "Qwen3_5",
         "bfloat16",
-        "40KB",
+        "1GB",
         dict(vocab_size=64, num_hidden_layers=3, num_key_value_heads=2, head_dim=16, **LINEAR)
         | dict(rope_parameters=plain(300.0) | dict(partial_rotary_factor=0.5))
         | dict(layer_types=[f"{kind}_attention" for kind in ("linear", "full", "linear")]),

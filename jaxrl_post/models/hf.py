@@ -76,8 +76,7 @@ def _loaded(directory: Path, dtype: Any, shardings: Any) -> tuple[ModelConfig, d
     if not directory.is_dir():
         raise ValueError(f"model {directory}: no such directory")
     config = read_config(directory / "config.json")
-    entries = _entries(directory)
-    entries = text_part.entries(entries) if _whole(directory) else entries
+    entries = text_part.entries(_entries(directory), _whole(directory))
     expected, present = families.tensors(config), families.by_hub_names(config, entries)
     _matching(directory, config, expected, present)
     sources = {
@@ -106,20 +105,25 @@ def stored_dtype(directory: str | Path) -> str:
     Else it is float32, also for float16: trained weights may be beyond its range. Raises ValueError as `load` does,
     but not where there are no weights yet.
     """
-    types = _types(Path(directory))
+    types = {entry.type for entry in _present(Path(directory)).values()}
     # Bytes are MXFP4, whose numbers are exact in bfloat16. Others are refused when they are read.
     return "bfloat16" if types and types <= {"BF16", "U8"} else "float32"
 
 
 def remarks(directory: str | Path) -> list[str]:
     """Returns a sentence for each way in which an export differs in form from this directory. A llama2.c file has none."""
-    out = []
+    out, present = [], _present(Path(directory))
     if whole := _whole(Path(directory)):
         text = text_part.TEXT_MODELS[whole]
         out.append(
             f"model {directory}: the text model of {whole} is trained and saved, as {text}, without its other parts"
         )
-    if "U8" in _types(Path(directory)):
+    elif any(name.startswith(text_part.PROPOSING) for name in present):
+        out.append(
+            f"model {directory}: its layers {text_part.PROPOSING}*, which propose several tokens at once, are neither trained "
+            "nor saved"
+        )
+    if any(entry.type == "U8" for entry in present.values()):
         out.append(
             f"model {directory}: its MXFP4 weights are exact in bfloat16, and are trained and saved without MXFP4"
         )
@@ -131,9 +135,10 @@ def _whole(directory: Path) -> str:
     return text_part.whole(json_text.read_object(file, f"model {file}")) if file.is_file() else ""
 
 
-def _types(directory: Path) -> set[str]:
+def _present(directory: Path) -> dict[str, Entry]:
+    """Returns the tensors of a directory, or none where it has no weights yet."""
     there = any((directory / name).is_file() for name in (_ONE, _INDEX))
-    return {entry.type for entry in _entries(directory).values()} if there else set()
+    return _entries(directory) if there else {}
 
 
 def read_config(file: str | Path) -> ModelConfig:

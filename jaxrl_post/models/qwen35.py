@@ -31,6 +31,7 @@ ABSENT = {
     "max_position_embeddings": 32768,
     "full_attention_interval": 4,
     "attn_output_gate": True,
+    "output_gate_type": "swish",
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
     "linear_key_head_dim": 128,
@@ -58,8 +59,8 @@ def read(file: Path, given: Mapping, windows: tuple[int | None, ...], heads: tup
       given: the keys of the file over ABSENT.
       heads: kv_heads and head_dim of layers with attention.
     """
-    # The convolution is followed by hidden_act too, and here by silu alone.
-    for key, wanted in (("attn_output_gate", True), ("hidden_act", "silu")):
+    # The convolution is followed by hidden_act too, and here by silu alone. Swish is another name of it.
+    for key, wanted in (("attn_output_gate", True), ("hidden_act", "silu"), ("output_gate_type", "swish")):
         if given[key] != wanted:
             raise ValueError(
                 f"model {file}: {key}={shown(given[key])} is not supported; the nearest valid value is {shown(wanted)}"
