@@ -74,7 +74,7 @@ class Programs:
             config=config,
             dtype=sizes.dtype,
             spread=functools.partial(meshes.by_heads, mesh),
-            spread_states=functools.partial(meshes.by_state_heads, mesh, recurrent_rows.specs(meshes.TENSOR)),
+            spread_states=functools.partial(meshes.by_state_heads, mesh, recurrent_rows.divided(meshes.head_axis)),
             routing=experts.Routing(
                 experts.highest, functools.partial(meshes.by_experts, mesh), choice.of_experts(mesh.devices.flat[0])
             ),
@@ -84,7 +84,8 @@ class Programs:
         self._blocks = meshes.slot_sharding(mesh)
         pages = attention.Cache(meshes.cache_sharding(mesh))
         states = jax.tree.map(
-            functools.partial(jax.sharding.NamedSharding, mesh), recurrent_rows.specs(meshes.TENSOR, meshes.REPLICAS)
+            functools.partial(jax.sharding.NamedSharding, mesh),
+            recurrent_rows.divided(functools.partial(meshes.head_axis, replicas=True)),
         )
         own = [one for one in config.kept if one.of is None]
         self._placed = State(

@@ -13,11 +13,11 @@ No engine has such layers yet: models with a recurrent state are refused. The st
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxrl_post.models import gated_delta
@@ -73,10 +73,9 @@ def empty(slots: int, drafted: int, kind: RecurrentState, dtype: Any) -> Recurre
     )
 
 
-def specs(heads: str, *before: Any) -> Recurrent:
-    """Returns how the arrays of a cache are divided: by heads along this mesh axis, with axes `before` that of slots."""
-    by_row = PartitionSpec(*before, None, None, heads)
-    return Recurrent(PartitionSpec(*before, None, heads), PartitionSpec(*before), by_row, by_row, by_row)
+def divided(by_axis: Callable[[int | None], Any]) -> Recurrent:
+    """Returns how the arrays of a cache are divided. by_axis: from the axis of an array's heads, or None."""
+    return Recurrent(by_axis(1), by_axis(None), *(by_axis(2),) * 3)
 
 
 def slot_rows(position: Int[Array, " S"], count: Int[Array, " S"], forced: Int[Array, " S"]) -> SlotRows:
@@ -195,6 +194,8 @@ def _moved(cache: Recurrent, rows: SlotRows, tokens: Tokens, inputs: Inputs, bas
     return jax.tree.map(stays, new, cache)
 
 
-def copied(cache: Recurrent, source: Int[Array, " S"]) -> Recurrent:
-    """Returns the cache in which each slot has what slot `source` had."""
-    return jax.tree.map(lambda x: x[source], cache)
+def copied(caches: tuple, source: Int[Array, " S"]) -> tuple:
+    """Returns the caches of all layers, in which each slot has the state that slot `source` had. Pages stay as they are."""
+    return tuple(
+        jax.tree.map(lambda x: x[source], cache) if isinstance(cache, Recurrent) else cache for cache in caches
+    )

@@ -209,8 +209,8 @@ def _follow(
     target = jnp.where(written & (target != source) & (source < sizes.pages), target, sizes.pages).reshape(-1)
     source = jnp.minimum(source.reshape(-1), sizes.pages - 1)
     cache = tuple(
-        attention.copy(one, source, target) if isinstance(one, attention.Cache) else recurrent_rows.copied(one, best)
-        for one in cache
+        attention.copy(one, source, target) if isinstance(one, attention.Cache) else one
+        for one in recurrent_rows.copied(cache, best)
     )
     leads = (leader == jnp.arange(sizes.slots)) & (packed[:, c.ACTIVE] > 0)
     won = jnp.sum(jnp.where(leads, slots.num_tokens[best] - slots.num_tokens, 0))
@@ -343,19 +343,11 @@ def dispatch(
 
     state = state._replace(memory=state.memory._replace(counts=jnp.zeros_like(state.memory.counts)))
     if program.drafter.width and cache_kinds.states(program.config.kept):
-        state = state._replace(
-            cache=jax.lax.cond(scalars[2] > 0, _led, lambda packed, cache: cache, packed, state.cache)
-        )
+        # A clone has its leader's pages already, shared or copied.
+        ways = jax.vmap(recurrent_rows.copied), lambda cache, _: cache
+        state = state._replace(cache=jax.lax.cond(scalars[2] > 0, *ways, state.cache, packed[..., c.LEADER]))
     number, state, slots = jax.lax.while_loop(go_on, body, (jnp.int32(0), state, slots))
     return state, _reported(program, packed, state, slots, number)
-
-
-def _led(packed: Array, cache: tuple) -> tuple:
-    """Gives each clone its leader's states. Its pages are shared or copied already."""
-    copied = jax.vmap(recurrent_rows.copied)
-    return tuple(
-        copied(one, packed[..., c.LEADER]) if isinstance(one, recurrent_rows.Recurrent) else one for one in cache
-    )
 
 
 def _started(sizes: EngineSettings, packed: Array) -> Slots:

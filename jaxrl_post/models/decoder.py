@@ -11,9 +11,10 @@ Outside this file `params` is a plain nested dict of arrays:
   - by the config: q_bias [N,H], k_bias and v_bias [K,H], q_norm and k_norm [H], attn_post_norm and ffw_post_norm [D],
     sinks [N], o_bias [D], layer_scalar [1]
 
-  - with a gated delta rule in the place of attention, of h key heads and N value heads: linear_q and linear_k [D,h,K], linear_v
-    and linear_z [D,N,V], linear_rate and linear_decay [D,N], conv_q and conv_k [W,h,K], conv_v [W,N,V], dt_bias and a_log [N],
-    linear_norm [V], linear_o [N,V,D]; and none of q, k, v and o
+
+A layer with a gated delta rule in the place of attention has none of q, k, v and o. It has, with h key heads and N value heads:
+- linear_q and linear_k [D,h,K], linear_v and linear_z [D,N,V], linear_rate and linear_decay [D,N], linear_norm [V]
+- conv_q and conv_k [W,h,K], conv_v [W,N,V], dt_bias and a_log [N], linear_o [N,V,D]
 
 K and H are the layer's own (config.kept). With `attn_gate`, q is [D,N,2H]. A layer that reads another layer's pages has no k, v,
 k_bias, v_bias and k_norm. One whose values are its keys has no v and v_bias.
@@ -38,7 +39,7 @@ from flax import nnx, traverse_util
 from jaxtyping import Array, Float, Int
 
 from jaxrl_post.models import experts, layer_loop
-from jaxrl_post.models.cache_kinds import RecurrentState
+from jaxrl_post.models.cache_kinds import Pages, RecurrentState
 from jaxrl_post.models.layer import Layer, norm, param
 from jaxrl_post.models.linear_layer import LinearLayer
 from jaxrl_post.models.model_config import ModelConfig, frequencies, turn_scale
@@ -57,16 +58,13 @@ class Decoder(nnx.Module):
         # Rows of the table instead of a one-hot product, which was slower on CPU at every vocabulary tried
         # (scripts/results/choices.json, by scripts/bench.py choices).
         self.embed = param((c.vocab_size, c.embed), ("vocab", "embed"), std=c.embed**-0.5)
-        self.layers = nnx.Dict({str(index): self._layer(index) for index in range(c.layers)})
+        kinds = {Pages: Layer, RecurrentState: LinearLayer}
+        self.layers = nnx.Dict({str(index): kinds[type(kept)](c, index) for index, kept in enumerate(c.kept)})
         self.final_norm = param((c.embed,), (None,), mean=1.0 - c.norm_offset)
         if c.scalar:
             self.score = param((c.embed, 1), ("embed", None))
         elif not c.tied:
             self.head = param((c.embed, c.vocab_size), ("embed", "vocab"), std=c.embed**-0.5)
-
-    def _layer(self, index: int) -> Layer:
-        kind = LinearLayer if isinstance(self.config.kept[index], RecurrentState) else Layer
-        return kind(self.config, index)
 
     def hidden(
         self,

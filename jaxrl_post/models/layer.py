@@ -206,13 +206,23 @@ class Layer(nnx.Module):
         return h, cache
 
     def _mixed_rows(self, x: Array, turn: tuple[Array, Array], calls: Callbacks, cache: Any) -> tuple[Array, Any]:
-        """Returns what each row takes from the rows before, [..., D], and the cache. x: the normed stream."""
+        """Returns what each row takes from the rows before, [..., D], and the cache. x: the normed stream.
+
+        A layer that reads another's pages has queries alone."""
         c, dtype, gate = self.config, x.dtype, None
         with jax.named_scope("qkv"):
             made = self._heads(x)
             if c.attn_gate:
                 made["q"], gate = jnp.split(made["q"], 2, axis=-1)
-            q, k, v = self._qkv(made, turn)
+            if c.qkv_bias:
+                made = {side: one + getattr(self, f"{side}_bias")[...].astype(dtype) for side, one in made.items()}
+            q, k = made["q"], made.get("k")
+            v = made.get("v", k)
+            if c.qk_norm:
+                q, k = norm(q, self.q_norm[...], c), None if k is None else norm(k, self.k_norm[...], c)
+            if c.v_norm and v is not None:
+                v = norm(v, jnp.full(1, 1.0 - c.norm_offset), c)
+            q, k = _rotate(q, *turn), None if k is None else _rotate(k, *turn)
         with jax.named_scope("attend"):
             how = dict(scale=c.scale_of(self.index), window=self.kept.window, soft_cap=c.attn_soft_cap)
             how |= dict(sinks=self.sinks[...]) if c.sinks else {}
@@ -221,19 +231,6 @@ class Layer(nnx.Module):
             out = out.astype(dtype) if gate is None else out.astype(dtype) * jax.nn.sigmoid(gate)
             out = self._product("o", out)
             return out + self.o_bias[...].astype(dtype) if c.o_bias else out, cache
-
-    def _qkv(self, made: dict[str, Array], turn: tuple[Array, Array]) -> tuple[Array, Array | None, Array | None]:
-        """Returns turned queries, turned keys, and values. A layer that reads another's pages has queries alone."""
-        c, dtype = self.config, made["q"].dtype
-        if c.qkv_bias:
-            made = {side: one + getattr(self, f"{side}_bias")[...].astype(dtype) for side, one in made.items()}
-        q, k = made["q"], made.get("k")
-        v = made.get("v", k)
-        if c.qk_norm:
-            q, k = norm(q, self.q_norm[...], c), None if k is None else norm(k, self.k_norm[...], c)
-        if c.v_norm and v is not None:
-            v = norm(v, jnp.full(1, 1.0 - c.norm_offset), c)
-        return _rotate(q, *turn), None if k is None else _rotate(k, *turn), v
 
     def _heads(self, x: Array) -> dict[str, Array]:
         """Returns queries [..., N, H], keys and values [..., K, H], of the normed stream x [..., D], as the layer has them."""

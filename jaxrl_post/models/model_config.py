@@ -72,6 +72,18 @@ class LinearAttention(NamedTuple):
     width: int
     layers: tuple[int, ...]
 
+    def check(self, layers: int) -> None:
+        """Raises ValueError where a decoder of so many layers cannot have these."""
+        if min(self[:5]) < 1 or self.value_heads % self.key_heads:
+            raise ValueError(
+                f"model: linear needs sizes of at least 1, and value_heads={self.value_heads} that are a multiple of "
+                f"key_heads={self.key_heads}, got {tuple(self[:5])}"
+            )
+        if any(not 0 <= layer < layers for layer in self.layers) or not 0 < len(set(self.layers)) < layers:
+            raise ValueError(
+                f"model: linear.layers={self.layers} must name layers from 0 to {layers - 1}, at least one and not all"
+            )
+
 
 class Experts(NamedTuple):
     """Several gated feed-forwards in the place of one, of which each token uses the few that its router scores highest.
@@ -193,7 +205,7 @@ class ModelConfig:
         if self.shared_ffw < 0:
             raise ValueError(f"model: shared_ffw={self.shared_ffw} must be at least 0")
         if self.linear is not None:
-            _check_linear(self.linear, self.layers)
+            self.linear.check(self.layers)
         if self.rotary_dim is not None and not (2 <= self.rotary_dim <= self.head_dim and self.rotary_dim % 2 == 0):
             raise ValueError(
                 f"model: rotary_dim={self.rotary_dim} must be even and from 2 to head_dim={self.head_dim}; the nearest valid "
@@ -274,18 +286,6 @@ class ModelConfig:
     def scale_of(self, layer: int) -> float:
         """Returns the factor of q.k in a layer."""
         return self.head_dim_of(layer) ** -0.5 if self.query_scale is None else self.query_scale
-
-
-def _check_linear(linear: LinearAttention, layers: int) -> None:
-    if min(linear[:5]) < 1 or linear.value_heads % linear.key_heads:
-        raise ValueError(
-            f"model: linear needs sizes of at least 1, and value_heads={linear.value_heads} that are a multiple of "
-            f"key_heads={linear.key_heads}, got {tuple(linear[:5])}"
-        )
-    if any(not 0 <= layer < layers for layer in linear.layers) or not 0 < len(set(linear.layers)) < layers:
-        raise ValueError(
-            f"model: linear.layers={linear.layers} must name layers from 0 to {layers - 1}, at least one and not all"
-        )
 
 
 def _check_experts(experts: Experts, layers: int) -> None:

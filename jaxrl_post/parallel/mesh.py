@@ -369,6 +369,15 @@ def by_heads(mesh: Mesh, attend: Callable) -> Callable:
     return run
 
 
+def head_axis(axis: int | None, *, replicas: bool = False) -> PartitionSpec:
+    """Returns how an array of one replica is divided: the heads on its axis `axis` over tensor; None: it has no heads.
+
+    `replicas`: a leading axis of replicas stands before its own.
+    """
+    heads = () if axis is None else (*(None,) * axis, TENSOR)
+    return PartitionSpec(*((REPLICAS,) if replicas else ()), *heads)
+
+
 def by_state_heads(mesh: Mesh, cache: Any, read: Callable) -> Callable:
     """Returns `read(cache, rows, slot, inputs, g, beta, weights) -> (out, cache)` such that every device runs it on its own heads.
 

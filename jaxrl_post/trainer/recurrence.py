@@ -40,6 +40,27 @@ def packed(segment_ids: Int[Array, "B T"], sharding: jax.sharding.NamedSharding 
     return recur
 
 
+def by_text(positions: Int[Array, " R"], owners: Int[Array, " R"], starts: Int[Array, " S"], tokens: int) -> Callable:
+    """Returns `recur` by which a row reads the state behind the earlier rows of its own text.
+
+    Args:
+      positions, owners: of each row, its place in its text and the number of the text.
+      starts: the first row of each text. A window of `tokens` rows begins there. Rows of later texts in it change nothing before them.
+    """
+    whole = packed(jnp.ones((1, tokens), jnp.int32))
+
+    def recur(layer, inputs, g, beta, weights, cache):
+        rows = jax.tree.map(lambda x: jnp.pad(x, [(0, tokens), *[(0, 0)] * (x.ndim - 1)]), (inputs, g, beta))
+
+        def text(start: Array) -> Array:
+            mine = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, tokens), rows)
+            return whole(layer, *mine, weights, None)[0]
+
+        return jax.lax.map(text, starts)[owners, positions], cache
+
+    return recur
+
+
 def _read(inputs: Inputs, g: Array, beta: Array, weights: Inputs, segment_ids: Array) -> Float[Array, "B T H V"]:
     """Returns what every token reads, in float32 or wider. inputs [B, T, heads, size], g and beta [B, T, H]."""
     wide = jnp.promote_types(inputs.v.dtype, jnp.float32)

@@ -77,7 +77,7 @@ def scoring(model: decoder.ModelConfig, mesh: Mesh, tokens: int, dtype: Any) -> 
 
     def run(params: Any, ids: Array, positions: Array, owners: Array, starts: Array, ends: Array) -> Array:
         attend = _by_text(positions, owners, starts, tokens)
-        recur = _by_text_in_order(positions, owners, starts, tokens)
+        recur = recurrence.by_text(positions, owners, starts, tokens)
         h, _ = decoder.hidden(params, model, ids, positions, attend, None, dtype=dtype, loop=loop, recur=recur)
         return decoder.rewards(params, h[ends]).astype(jnp.float32)
 
@@ -123,24 +123,6 @@ def _by_text(positions: Int[Array, " R"], owners: Int[Array, " R"], starts: Int[
         return jax.lax.map(text, starts)[owners, positions], cache
 
     return attend
-
-
-def _by_text_in_order(
-    positions: Int[Array, " R"], owners: Int[Array, " R"], starts: Int[Array, " S"], tokens: int
-) -> Callable:
-    """Returns a `recur` by which a row reads the state behind the earlier rows of its own text, in windows like `_by_text`."""
-    whole = recurrence.packed(jnp.ones((1, tokens), jnp.int32))
-
-    def recur(layer, inputs, g, beta, weights, cache):
-        rows = jax.tree.map(lambda x: jnp.pad(x, [(0, tokens), *[(0, 0)] * (x.ndim - 1)]), (inputs, g, beta))
-
-        def text(start: Array) -> Array:
-            mine = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, tokens), rows)
-            return whole(layer, *mine, weights, None)[0]
-
-        return jax.lax.map(text, starts)[owners, positions], cache
-
-    return recur
 
 
 def _calls(texts: Sequence[np.ndarray], rows: int) -> Iterator[list[np.ndarray]]:
