@@ -148,9 +148,17 @@ FAMILIES: dict[str, tuple[str, str, str, dict]] = {
         | dict(rope_parameters=plain(300.0) | dict(partial_rotary_factor=0.5))
         | dict(layer_types=[f"{kind}_attention" for kind in ("linear", "full", "linear")]),
     ),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        "bfloat16",
+        "1GB",
+        dict(vocab_size=64, num_hidden_layers=2, num_key_value_heads=2, head_dim=16, **LINEAR, **EXPERTS)
+        | dict(rope_parameters=plain(300.0) | dict(partial_rotary_factor=0.5), num_experts=5)
+        | dict(layer_types=["linear_attention", "full_attention"], shared_expert_intermediate_size=24),
+    ),
 }
 TEXTS = {"qwen3_5": 5}  # packed in one row they are longer than a chunk of the recurrence; of other families 2
-WITH_PICTURES = ("Gemma3", "Gemma4", "Qwen3_5")  # the config of the text model has a name of its own
+WITH_PICTURES = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")  # the config of the text model has a name of its own
 
 
 def built(name: str, changes: dict) -> transformers.PreTrainedModel:
@@ -195,7 +203,7 @@ def neutral(family: str, name: str) -> float:
     Norms of Gemma 2 and 3 and of Qwen3.5 multiply by 1 + weight, but not that of what a state gives. Gemma's layers are made to
     outweigh the embedding. Otherwise, with a tied head, the best next token is always the last one. States last some 12 tokens.
     """
-    if family == "qwen3_5":
+    if family.startswith("qwen3_5"):
         return {"A_log": -2.5, "norm.weight": 1.0}.get(name.partition(".linear_attn.")[2], 0.0)
     if "gemma" not in family:
         return 1.0

@@ -30,9 +30,10 @@ from jaxrl_post.trainer import recurrence
 from jaxrl_post.trainer.attention import packed
 
 GOLDENS = Path(__file__).parent / "goldens"
-BY_EXPERT = ("qwen2_moe", "qwen3_moe", "mixtral")  # files with a tensor for each matrix of each expert
-WITH_EXPERTS = (*BY_EXPERT, "gpt_oss")
-FAMILIES = ("llama2", "llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gemma4", "qwen3_5", *WITH_EXPERTS)
+WITH_EXPERTS = ("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss")  # with attention in every layer
+LINEAR = ("qwen3_5", "qwen3_5_moe")  # with a gated delta rule in some layers
+BY_EXPERT = ("qwen2_moe", "qwen3_moe", "mixtral", "qwen3_5_moe")  # files with a tensor for each matrix of each expert
+FAMILIES = ("llama2", "llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gemma4", *WITH_EXPERTS, *LINEAR)
 BOUND = 1e-4
 
 
@@ -390,6 +391,15 @@ FAULTS: dict[str, dict[str, Callable | Computed]] = {
         "convolution_one_earlier": convolutions(lambda weights: np.roll(weights, 1, axis=0)),
         "channels_of_queries_and_keys_swapped": swapped("conv_q", "conv_k"),
         "outputs_gated_by_other_heads": layers_with("linear_z", lambda layer: {"linear_z": layer["linear_z"][:, ::-1]}),
+    },
+    "qwen3_5_moe": EXPERTS
+    | {
+        "gate_and_up_swapped": GATE_AND_UP,
+        "not_renormalised": SOFTMAX_OVER_ALL,
+        "shared_left_out": neutral("shared_down", 0),
+        "norm_offset_off": field(norm_offset=0.0),
+        "every_pair_turns": field(rotary_dim=None),
+        "queries_and_keys_swapped": swapped("linear_q", "linear_k"),
     },
     "qwen2_moe": EXPERTS
     | {

@@ -57,6 +57,7 @@ FAMILIES = [
         linear=LinearAttention(2, 4, 6, 5, 3, (0, 1)),
     ),
 ]
+FAMILIES.append(dataclasses.replace(FAMILIES[-1], experts=Experts(3, 2, 20, shared_ffw=12)))
 KINDS = [
     "mistral",
     "qwen2",
@@ -69,6 +70,7 @@ KINDS = [
     "qwen3_moe",
     "mixtral",
     "qwen3_5_text",
+    "qwen3_5_moe_text",
 ]
 
 
@@ -313,6 +315,7 @@ def test_an_original_length_beside_the_rope_parameters_goes_first(tmp_path):
 
 
 OWN_ROTATION = {"gemma4_text": "Gemma4ForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM"}
+OWN_ROTATION |= {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}
 HALF = TINY.head_dim // 2
 SCALINGS = {
     "linear": RopeScaling("linear", 2.0),

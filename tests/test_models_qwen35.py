@@ -15,7 +15,7 @@ from refusals import refused
 from test_models_hf import GOLDENS, assert_same, edited, shaken
 
 from jaxrl_post.models import decoder, families, hf
-from jaxrl_post.models.model_config import LinearAttention
+from jaxrl_post.models.model_config import Experts, LinearAttention
 from jaxrl_post.parallel import mesh
 
 GOLDEN = GOLDENS / "qwen3_5"
@@ -37,6 +37,15 @@ def test_absent_keys_are_the_defaults_of_transformers(tmp_path):
     assert config.linear == LinearAttention(16, 32, 128, 128, 4, every_fourth)
     assert (config.rotary_dim, config.rope_theta, config.norm_eps, config.max_length) == (64, 1e4, 1e-6, 32768)
     assert (config.kv_heads, config.head_dim, config.tied, config.norm_offset) == (4, 256, False, 1.0)
+
+
+def test_absent_keys_with_experts_are_the_defaults_of_transformers(tmp_path):
+    """Qwen3_5MoeTextConfig of transformers 5.24.0. A file needs no width of a feed-forward: every layer has experts."""
+    sizes = {"vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16}
+    config = read_as(tmp_path, {"model_type": "qwen3_5_moe_text"} | sizes)
+    assert sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(config))) == 34_660_610_688
+    assert config.experts == Experts(256, 8, 512, shared_ffw=512) and config.kv_heads == 2
+    assert read_as(tmp_path, families.write(config)) == config
 
 
 # As published configs spell it. Sections are of pictures' positions, and text has the same in all three.
@@ -92,9 +101,11 @@ def test_every_part_of_a_head_comes_back(tmp_path):
         ({"linear_num_key_heads": 3}, "value_heads=4 that are a multiple of key_heads=3"),
         ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim must be a whole number of at least 1, got 0"),
         ({"full_attention_interval": 0}, "full_attention_interval must be a whole number of at least 1, got 0"),
+        ({"mlp_only_layers": [1]}, r"mlp_only_layers=\[1\] is not supported; the nearest valid value is \[\]"),
+        ({"norm_topk_prob": False}, "norm_topk_prob=False is not supported; the nearest valid value is True"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised by method 'fp8' are not read"),
     ],
-    ids=range(14),
+    ids=range(16),
 )  # fmt: skip
 def test_what_would_change_scores_is_refused(tmp_path, change, sentence):
     assert "config.json" in refused(sentence, read_as, tmp_path, KEYS | change)

@@ -123,6 +123,7 @@ FAMILIES = (
     ),
     Family("Gemma4ForCausalLM", gemma4.KIND, gemma4.FIXED, gemma4.ABSENT, gemma4),
     Family("Qwen3_5ForCausalLM", qwen35.KIND, qwen35.FIXED, qwen35.ABSENT, qwen35),
+    Family("Qwen3_5MoeForCausalLM", qwen35.WITH_EXPERTS, qwen35.FIXED, qwen35.ABSENT_WITH_EXPERTS, qwen35),
 )
 ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
 
@@ -202,9 +203,12 @@ def _family(file: Path, given: Mapping) -> tuple[Family, bool]:
             f"model {file}: architecture {said(', '.join(named))} is not read: its router chooses experts by sigmoid scores or in "
             "groups, and routers here by a softmax over all experts; the nearest that is read is Qwen3MoeForCausalLM"
         )
+    texts, wholes = (
+        ", ".join(one.partition("For")[0] for one in names) for names in (ARCHITECTURES, text_part.TEXT_MODELS)
+    )
     raise ValueError(
-        f"model {file}: architecture {said(', '.join(named))} is not read; known are "
-        f"{', '.join((*ARCHITECTURES, *text_part.TEXT_MODELS))}"
+        f"model {file}: architecture {said(', '.join(named))} is not read; known are {texts} (each ForCausalLM), and {wholes} "
+        "(each ForConditionalGeneration)"
     )
 
 
@@ -300,7 +304,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
             "rope_theta": config.rope_theta,
             "rope_scaling": rope.write(config.rope_scaling, family.kind),
             **_windows_json(family, config),
-            **expert_files.written(family.kind, config.experts),
             **(_gemma_json(family, config) if gemma else {}),
         }
     return {
@@ -321,6 +324,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "attention_bias": config.o_bias,
         "mlp_bias": False,
         **own,
+        **expert_files.written(family.kind, config.experts),
     }
 
 
@@ -407,10 +411,10 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
     if family.kind == "gemma3_text" and scaling is not None and not scaling.truncate:
         out.append("rope_scaling.truncate=False")
     sizes = set(config.windows)
-    none, alike = sizes != {None}, len(sizes) > 1
-    if {"llama": none, "mistral": alike, "mixtral": alike, "qwen3_moe": alike, qwen35.KIND: none}.get(
-        family.kind, len(sizes - {None}) > 1
-    ):
+    alike, some = len(sizes) > 1, sizes != {None}
+    of_kind = {"llama": some, "mistral": alike, "mixtral": alike, "qwen3_moe": alike}
+    of_kind |= {qwen35.KIND: some, qwen35.WITH_EXPERTS: some}
+    if of_kind.get(family.kind, len(sizes - {None}) > 1):
         out.append(f"windows={config.windows}")
     if family.kind in ("llama", "gemma2", "gemma3_text") and config.embed % config.heads:
         out.append(f"embed={config.embed} (no multiple of heads={config.heads})")

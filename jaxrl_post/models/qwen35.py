@@ -1,6 +1,6 @@
 """The keys of Qwen3.5 in config.json that no other family has (models/families.py).
 
-Reads the text model without experts. Some of its layers have a gated delta rule in the place of attention. The others have a
+Reads the text models, with experts and without. Some of their layers have a gated delta rule in the place of attention. The others have a
 gate on attention's output, and rotate a part of each head. Parts of a rotation for pictures (mrope) are those of a plain one
 where all tokens are text.
 """
@@ -16,7 +16,7 @@ from jaxrl_post.models import config_keys as keys
 from jaxrl_post.models.model_config import LinearAttention, ModelConfig
 from jaxrl_post.ring.json_text import shown
 
-KIND = "qwen3_5_text"
+KIND, WITH_EXPERTS = "qwen3_5_text", "qwen3_5_moe_text"
 LAYER_TYPES = ("full_attention", "linear_attention")
 FIXED = dict(norm_offset=1.0, qk_norm=True, attn_gate=True)
 OWN = ("linear", "rotary_dim")  # fields of ModelConfig that this family alone may set
@@ -30,14 +30,14 @@ ABSENT = {
     "hidden_act": "silu",
     "max_position_embeddings": 32768,
     "full_attention_interval": 4,
-    "attn_output_gate": True,
-    "output_gate_type": "swish",
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
 }
+# Every layer has experts, so no key says how wide another feed-forward would be.
+ABSENT_WITH_EXPERTS = ABSENT | {"num_key_value_heads": 2, "intermediate_size": 512}
 _SIZES = {
     "key_heads": "linear_num_key_heads",
     "value_heads": "linear_num_value_heads",
@@ -45,6 +45,10 @@ _SIZES = {
     "value_dim": "linear_value_head_dim",
     "width": "linear_conv_kernel_dim",
 }
+
+# The convolution is followed by hidden_act too, and here by silu alone. Swish is another name of it.
+_ONLY = {"hidden_act": "silu", "output_gate_type": "swish", "attn_output_gate": True}
+_ONLY |= {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}  # transformers reads none of them
 
 
 def plain(given: Mapping) -> Mapping:
@@ -59,9 +63,8 @@ def read(file: Path, given: Mapping, windows: tuple[int | None, ...], heads: tup
       given: the keys of the file over ABSENT.
       heads: kv_heads and head_dim of layers with attention.
     """
-    # The convolution is followed by hidden_act too, and here by silu alone. Swish is another name of it.
-    for key, wanted in (("attn_output_gate", True), ("hidden_act", "silu"), ("output_gate_type", "swish")):
-        if given[key] != wanted:
+    for key, wanted in _ONLY.items():
+        if given.get(key) not in (wanted, None):
             raise ValueError(
                 f"model {file}: {key}={shown(given[key])} is not supported; the nearest valid value is {shown(wanted)}"
             )

@@ -18,6 +18,7 @@ TEXT_MODELS = {  # architecture of the whole -> architecture of its text model
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
 _ABSENT = {"Gemma3ForConditionalGeneration": {"num_attention_heads": 8, "vocab_size": 262208}}  # as in transformers
 _LONGER = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.lm_head.": "lm_head."}
