@@ -14,10 +14,14 @@ from jaxrl_post.ring.json_text import shown
 
 MOST = 1 << 16  # experts of a layer
 _SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": None, "num_experts_per_tok": 4, "norm_topk_prob": False}
+_SHARING = ("qwen2_moe", "qwen3_5_moe_text")  # kinds with an expert that every token uses
 # What an absent key means, by model_type. The families of these kinds have experts, and no other has.
 ABSENT: dict[str, dict[str, Any]] = {
     "qwen2_moe": _SPARSE | {"num_experts": 60, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
     "qwen3_moe": _SPARSE | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    "qwen3_5_moe_text": _SPARSE
+    | {"num_experts": 256, "num_experts_per_tok": 8, "norm_topk_prob": True}
+    | {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
     "mixtral": {"num_experts": 8, "num_experts_per_tok": 2},
     "gpt_oss": {"num_experts": 128, "num_experts_per_tok": 4, "swiglu_alpha": experts.ALPHA, "swiglu_limit": 7.0},
 }
@@ -60,7 +64,7 @@ def read(file: Path, kind: str, given: Mapping, layers: int) -> Experts | None:
             f"{shown(given['decoder_sparse_step'])} leave none of {layers} layers with experts; a model without experts "
             f"is a {kind.removesuffix('_moe')}"
         )
-    shared = keys.count(file, given, "shared_expert_intermediate_size") if kind == "qwen2_moe" else 0
+    shared = keys.count(file, given, "shared_expert_intermediate_size") if kind in _SHARING else 0
     width, renormalised = keys.count(file, given, "moe_intermediate_size"), keys.flag(file, given, "norm_topk_prob")
     return Experts(count, used, width, renormalised, shared, dense)
 
@@ -73,7 +77,7 @@ def written(kind: str, e: Experts | None) -> dict[str, Any]:
     if kind in ("mixtral", "gpt_oss"):
         clipped = {"swiglu_limit": e.limit} if kind == "gpt_oss" else {}
         return counts | {"num_local_experts": e.count, "intermediate_size": e.ffw, **clipped}
-    shared = {"shared_expert_intermediate_size": e.shared_ffw} if kind == "qwen2_moe" else {}
+    shared = {"shared_expert_intermediate_size": e.shared_ffw} if kind in _SHARING else {}
     return counts | {
         "num_experts": e.count,
         "moe_intermediate_size": e.ffw,
@@ -94,22 +98,19 @@ def differs(kind: str, config: ModelConfig) -> list[str]:
     own = dict(biased=kind == "gpt_oss", limit=(e.limit or 7.0) if kind == "gpt_oss" else None)
     if kind in ("mixtral", "gpt_oss"):
         own |= dict(renormalised=True, dense_layers=(), shared_ffw=0)
+    elif kind == "qwen3_5_moe_text":
+        own |= dict(renormalised=True, dense_layers=())
     elif kind == "qwen3_moe":
         own |= dict(shared_ffw=0)
     out = [f"experts.{name}={getattr(e, name)}" for name, value in own.items() if getattr(e, name) != value]
-    return out + (["experts.shared_ffw=0"] if kind == "qwen2_moe" and not e.shared_ffw else [])
+    return out + (["experts.shared_ffw=0"] if kind in _SHARING and not e.shared_ffw else [])
 
 
 class Place(NamedTuple):
-    """Where a tensor of a layer with experts lies in the leaves.
+    """The leaves of a layer that a tensor holds, and which of their stacks of matrices; None: they are whole leaves."""
 
-    - expert: which of a stack of matrices it is; None: it is the whole leaf
-    - beside: a second leaf, whose columns take turns with those of the first
-    """
-
-    name: str
+    names: tuple[str, ...]
     expert: int | None = None
-    beside: str = ""
 
 
 MIXTRAL = {"gate": "w1", "down": "w2", "up": "w3"}  # the hub's names of its matrices
@@ -124,12 +125,12 @@ def _spelling(kind: str) -> tuple[str, dict[str, str]]:
 
 # Stacks [E, inputs, outputs] in the file too, gate and up in one of them: column 2f is gate's f, and 2f + 1 is up's.
 _IN_STACKS = {
-    "mlp.router.weight": Place("router"),
-    "mlp.router.bias": Place("router_bias"),
-    "mlp.experts.gate_up_proj": Place("experts_gate", beside="experts_up"),
-    "mlp.experts.gate_up_proj_bias": Place("experts_gate_bias", beside="experts_up_bias"),
-    "mlp.experts.down_proj": Place("experts_down"),
-    "mlp.experts.down_proj_bias": Place("experts_down_bias"),
+    "mlp.router.weight": Place(("router",)),
+    "mlp.router.bias": Place(("router_bias",)),
+    "mlp.experts.gate_up_proj": Place(("experts_gate", "experts_up")),
+    "mlp.experts.gate_up_proj_bias": Place(("experts_gate_bias", "experts_up_bias")),
+    "mlp.experts.down_proj": Place(("experts_down",)),
+    "mlp.experts.down_proj_bias": Place(("experts_down_bias",)),
 }
 
 
@@ -139,14 +140,14 @@ def names(kind: str, e: Experts) -> Iterator[tuple[str, Place]]:
         yield from _IN_STACKS.items()
         return
     block, sides = _spelling(kind)
-    yield f"{block}.gate.weight", Place("router")
+    yield f"{block}.gate.weight", Place(("router",))
     for expert in range(e.count):
         for name, theirs in sides.items():
-            yield f"{block}.experts.{expert}.{theirs}.weight", Place(f"experts_{name}", expert)
+            yield f"{block}.experts.{expert}.{theirs}.weight", Place((f"experts_{name}",), expert)
     if e.shared_ffw:
         for name, theirs in sides.items():
-            yield f"{block}.shared_expert.{theirs}.weight", Place(f"shared_{name}")
-        yield f"{block}.shared_expert_gate.weight", Place("shared_router")
+            yield f"{block}.shared_expert.{theirs}.weight", Place((f"shared_{name}",))
+        yield f"{block}.shared_expert_gate.weight", Place(("shared_router",))
 
 
 def apart(kind: str, config: ModelConfig, present: Mapping[str, Entry]) -> dict[str, Entry | mxfp4.Packed]:
