@@ -34,7 +34,7 @@ def _qwen3_5(*sizes: int, linear: LinearAttention, **variant: Any) -> ModelConfi
     """Returns a shape of Qwen3.5: every fourth layer has attention, and the others of `linear` a gated delta rule."""
     layers, head_dim = sizes[2], sizes[5]
     recurrent = linear._replace(layers=tuple(at for at in range(layers) if (at + 1) % 4))
-    fixed = dict(norm_eps=1e-6, norm_offset=1.0, qk_norm=True, attn_gate=True, rotary_dim=head_dim // 4)
+    fixed = dict(norm_eps=1e-6, norm_offset=1.0, qk_norm=True, attn_gate=True, rotary_dim=max(head_dim // 4, 2))
     return _shape(*sizes, linear=recurrent, **fixed, **variant)
 
 
@@ -42,6 +42,9 @@ PRESETS: dict[str, ModelConfig] = {
     # For tests: small, so that nothing takes long.
     "tiny": _shape(64, 32, 2, 4, 2, 8, 64, 256, tied=True),
     "tiny_moe": _shape(64, 32, 2, 4, 2, 8, 64, 256, tied=True, qk_norm=True, experts=Experts(8, 2, 24)),
+    "tiny_hybrid": _qwen3_5(
+        *(64, 32, 4, 4, 2, 8, 64, 256), linear=LinearAttention(2, 4, 8, 8, 4, ()), rope_theta=10000.0, tied=True
+    ),
     # The demo's policy: a character vocabulary (the assembler replaces vocab_size by the tokenizer's).
     "demo": _shape(32, 64, 3, 4, 4, 16, 192, 128, tied=True),
     "demo_moe": _shape(32, 64, 3, 4, 4, 16, 192, 128, tied=True, qk_norm=True, experts=Experts(8, 2, 48)),
