@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_post.engine import recurrent_rows
+from jaxrl_post.engine import recurrent_rows, row_plan
+from jaxrl_post.engine.host.slot_table import SlotTable
 from jaxrl_post.models.model_config import LinearAttention
 from jaxrl_post.parallel import mesh as meshes
 
@@ -51,6 +52,20 @@ def test_agrees_with_the_independent_sampler(plain):
     some = ASKED[::2]
     assert sum(len(plain[r.rollout_id]) for r in some) > 250
     assert lab.against_sampler(plain, some, lab.weights(0, HYBRID), HYBRID) == []
+
+
+def test_samples_of_a_prompt_copy_the_state_behind_it(shared, plain):
+    """Alone, each computes its prompt from the first token on."""
+    shared.metrics()
+    alone = [
+        dataclasses.replace(r, prompt=dataclasses.replace(r.prompt, id=str(at))) for at, r in enumerate(ASKED[::-1])
+    ]
+    assert lab.same_bits(plain, lab.run(fresh(shared), alone))
+    rows = shared.metrics()["rows/prefill"]
+    assert rows == sum(r.prompt.tokens.size - 1 for r in ASKED)
+    lab.run(fresh(shared), ASKED)
+    told = shared.metrics()
+    assert told["rows/prefill"] < 0.5 * rows and told["sched/copied_states"] >= 25
 
 
 def test_two_devices_share_the_heads_of_states_and_pages():
@@ -101,16 +116,15 @@ def test_drafts_change_nothing(plain, clones):
 
 
 def test_a_swap_that_keeps_continues_from_the_old_states():
-    weights = {seed: lab.weights(seed, HYBRID) for seed in (0, 1)}
-    placed = meshes.put(weights[1], jax.tree.map(lambda x: x.sharding, engine().device.params))
+    config = dataclasses.replace(lab.TINY, layers=3, windows=(), experts=None, linear=HYBRID.linear)
+    weights = {seed: lab.weights(seed, config) for seed in (0, 1)}
+    one = lab.engine(weights[0], config)
+    placed = meshes.put(weights[1], jax.tree.map(lambda x: x.sharding, one.device.params))
     asked = lab.requests(16, samples=4, seed=9, longest=40)
-    out = lab.swap_in_mid_generation(engine(), asked, placed, steps=3, mode="keep")
-    again = lab.swap_in_mid_generation(engine(steps_per_dispatch=2), asked, placed, steps=12, mode="keep")
-    assert lab.same_bits(out, again)
-    recomputed = lab.swap_in_mid_generation(engine(), asked, placed, steps=3, mode="recompute")
-    mixed = [r for r in asked if set(recomputed[r.rollout_id].versions.tolist()) == {0, 1}]
+    out = lab.swap_in_mid_generation(one, asked, placed, steps=3, mode="keep")
+    mixed = [r for r in asked if set(out[r.rollout_id].versions.tolist()) == {0, 1}]
     assert len(mixed) >= 3
-    told = [lab.recomputed_after_swap(recomputed[r.rollout_id], r, weights[1], 1, HYBRID) for r in mixed]
+    told = [lab.kept_across_swaps(out[r.rollout_id], r, weights, config) for r in mixed]
     assert [one for one in told if one] == []
 
 
@@ -141,8 +155,27 @@ def a_slot_begins_with_what_is_left_there(monkeypatch):
     monkeypatch.setattr(recurrent_rows, "read", read)
 
 
+def a_state_is_copied_from_the_slot_beside(monkeypatch):
+    real = recurrent_rows.copy
+    monkeypatch.setattr(recurrent_rows, "copy", lambda cache, source, target: real(cache, source ^ 1, target))
+
+
+def a_prompt_that_others_wait_for_is_passed(monkeypatch):
+    real = row_plan.counts
+    monkeypatch.setattr(row_plan, "counts", lambda *given: real(*given[:-1], None))
+    monkeypatch.setattr(SlotTable, "passed", lambda self, replica, slot: False)
+
+
+@pytest.mark.shown("hybrid-equality")
 @pytest.mark.parametrize(
-    "fault", [one_more_row_is_committed, one_row_less_is_accepted, a_slot_begins_with_what_is_left_there]
+    "fault",
+    [
+        one_more_row_is_committed,
+        one_row_less_is_accepted,
+        a_slot_begins_with_what_is_left_there,
+        a_state_is_copied_from_the_slot_beside,
+        a_prompt_that_others_wait_for_is_passed,
+    ],
 )
 def test_a_planted_fault_is_found(monkeypatch, plain, fault):
     fault(monkeypatch)

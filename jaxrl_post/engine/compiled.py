@@ -41,8 +41,11 @@ from jaxrl_post.parallel import mesh as meshes
 
 def insert(drafter: Drafter, state: State, entry: Entry) -> State:
     """Returns the state after texts entered slots and pages were copied. The drafter learns the texts."""
+    states, pages = (entry.state, entry.slot), (entry.source, entry.target)
     cache = tuple(
-        jax.vmap(attention.copy)(one, entry.source, entry.target) if isinstance(one, attention.Cache) else one
+        jax.vmap(attention.copy)(one, *pages)
+        if isinstance(one, attention.Cache)
+        else jax.vmap(recurrent_rows.copy)(one, *states)
         for one in state.cache
     )
     put = jax.vmap(lambda old, where, new: old.at[where].set(new, mode="drop"))

@@ -194,6 +194,11 @@ def _moved(cache: Recurrent, rows: SlotRows, tokens: Tokens, inputs: Inputs, bas
     return jax.tree.map(stays, new, cache)
 
 
+def copy(cache: Recurrent, source: Int[Array, " I"], target: Int[Array, " I"]) -> Recurrent:
+    """Returns the cache in which slots `target` have the states that slots `source` had. A target >= S is dropped."""
+    return jax.tree.map(lambda x: x.at[target].set(x[source], mode="drop"), cache)
+
+
 def copied(caches: tuple, source: Int[Array, " S"]) -> tuple:
     """Returns the caches of all layers, in which each slot has the state that slot `source` had. Pages stay as they are."""
     return tuple(

@@ -112,7 +112,11 @@ def _planned(
     candidates = jnp.where(offered > 0, 0, jnp.maximum(jnp.minimum(candidate_end, bound) - slots.num_tokens, 0))
     candidates = jnp.minimum(candidates, most) if most < rows else candidates
     weighed = values * jax.lax.bitcast_convert_type(packed[:, c.WEIGHT], jnp.float32)[:, None]
-    heads = dict(heads=min(sizes.head_rows, rows), places=sizes.head_places(rows))
+    heads = dict(heads=min(sizes.head_rows, rows), places=sizes.head_places(rows), most=None)
+    if cache_kinds.states(program.config.kept):
+        # Others copy the state that stands exactly behind the prompt that they wait for.
+        left = packed[:, c.WATCH] - slots.num_computed
+        heads["most"] = jnp.where(left > 0, left, forced)
     plan = row_plan.plan(jnp, forced, candidates, weighed, packed[:, c.ORDER], rows=rows, **heads)
     position = jnp.where(plan.real, slots.num_computed[plan.slot] + plan.offset, 0)
     return drafts, tokens, Work(plan, position, candidate_end, forced, values)

@@ -134,9 +134,10 @@ class DispatchResult(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """Texts that enter slots, and pages to copy; every array is [replicas, I] or [replicas, I, T].
+    """Texts that enter slots, and what to copy; every array is [replicas, I] or [replicas, I, T].
 
-    slot: a slot >= S is dropped. source, target: pages of a copy; a target >= pages is dropped. tokens: [replicas, I,
+    slot: a slot >= S is dropped. source, target: pages of a copy; a target >= pages is dropped. state: the slot whose recurrent
+    state is copied. tokens: [replicas, I,
     T], the first `num_tokens` of them settled. argmax_tokens: the likeliest token at each position; T = 0 without a
     drafter. row, fresh: row of the drafter's live table, and whether to empty it. seen: tokens that the row has learned
     already; read only where `fresh` is 0."""
@@ -144,6 +145,7 @@ class Entry(NamedTuple):
     slot: Any
     source: Any
     target: Any
+    state: Any
     tokens: Any
     argmax_tokens: Any
     num_tokens: Any
@@ -161,7 +163,7 @@ class Entry(NamedTuple):
         return entry
 
     def joined(self) -> np.ndarray:
-        """Joins all arrays to one int32 array [replicas, I, 7 + T + T'], so that one transfer replaces nine."""
+        """Joins all arrays to one int32 array [replicas, I, 8 + T + T'], so that one transfer replaces ten."""
         whole = self.tokens.base
         if isinstance(whole, np.ndarray) and _same(self, Entry.parted(whole, self.tokens.shape[-1])):
             return whole
