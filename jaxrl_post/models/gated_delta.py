@@ -77,9 +77,10 @@ def steps(
 def packed(tokens: Tokens, segment_ids: Int[Array, "B T"], chunk: int = CHUNK) -> Float[Array, "B T H V"]:
     """Returns what every token of packed rows reads. Each segment begins with a state of zeros.
 
-    Within a chunk, the corrections d of all tokens solve one unit lower triangular system (section 3.3), with the state S
-    before the chunk on its right side: (1 + A) d = beta (v - exp(G) S^T k). G: the sum of g from the chunk's first token.
-    A[i, j] = beta_i exp(G_i - G_j) k_i k_j for an earlier token j of the same segment, and else 0. So d is linear in S.
+    A chunk has `chunk` tokens, a power of two. Within it, the corrections d of all tokens solve one unit lower triangular system
+    (section 3.3), with the state S before the chunk on its right side: (1 + A) d = beta (v - exp(G) S^T k). G: the sum of g from
+    the chunk's first token. A[i, j] = beta_i exp(G_i - G_j) k_i k_j for an earlier token j of the same segment, and else 0. So d
+    is linear in S.
     """
     B, T = segment_ids.shape
     count = -(-T // chunk)
@@ -116,8 +117,25 @@ def _solved(tokens: Tokens, ids: Array, before: Array) -> _Solved:
 
     met = jnp.einsum("bihk,bjhk->bhij", tokens.k, tokens.k, **HOW) * jnp.moveaxis(tokens.beta, 1, -1)[..., None]
     right = tokens.beta[..., None] * jnp.concatenate([tokens.v, kept[..., None] * tokens.k], axis=-1)
-    moved = jax.scipy.linalg.solve_triangular(met * decay, jnp.moveaxis(right, 1, 2), lower=True, unit_diagonal=True)
+    moved = jnp.einsum("bhij,bjhr->bhir", _inverse(jnp.tril(met * decay, -1)), right, **HOW)
     return _Solved(kept, decay, *jnp.split(moved, [tokens.v.shape[-1]], axis=-1))
+
+
+def _inverse(under: Float[Array, "B H C C"]) -> Float[Array, "B H C C"]:
+    """Returns the inverse of 1 + `under`, whose numbers on and above the diagonal are 0. C is a power of two.
+
+    The inverses of two blocks on the diagonal make that of both together. So all of it is products of matrices, where XLA:CPU
+    takes many times as long for triangular systems."""
+    count, size = under.shape[-1], 1
+    inverse = jnp.ones((*under.shape[:-1], 1, 1), under.dtype)
+    while size < count:
+        blocks = under.reshape(*under.shape[:-2], -1, 2, size, count // (2 * size), 2, size)[..., 1, :, :, 0, :]
+        below = jnp.moveaxis(jnp.diagonal(blocks, axis1=-4, axis2=-2), -1, -3)
+        first, last = inverse[..., ::2, :, :], inverse[..., 1::2, :, :]
+        corner = -jnp.matmul(last, jnp.matmul(below, first, **HOW), **HOW)
+        inverse = jnp.block([[first, jnp.zeros_like(first)], [corner, last]])
+        size *= 2
+    return inverse[..., 0, :, :]
 
 
 def _advance(state: Array, given: tuple[Array, Array, _Solved]) -> tuple[Array, Array]:
