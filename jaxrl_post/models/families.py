@@ -514,9 +514,8 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
             places |= dict(expert_files.names(kind, experts))
         for theirs, (own, part) in places.items():
             sizes = {("layers", str(index), name): layer[name].shape for name in own}
-            if part is None and own[0].startswith(
-                "experts_"
-            ):  # whole stacks as in the leaves, whose columns take turns
+            if part is None and own[0].startswith("experts_"):
+                # Whole stacks, as they are in the leaves. Of two of them columns take turns.
                 leaves = tuple(Leaf(path, size, size, False) for path, size in sizes.items())
                 tensor = Tensor(leaves, len(leaves[0].shape) - 1, leaves[0].shape[-1])
             else:
