@@ -156,6 +156,15 @@ FAMILIES: dict[str, tuple[str, str, str, dict]] = {
         | dict(rope_parameters=plain(300.0) | dict(partial_rotary_factor=0.5), num_experts=5)
         | dict(layer_types=["linear_attention", "full_attention"], shared_expert_intermediate_size=24),
     ),
+    "qwen3_next": (
+        "Qwen3Next",
+        "bfloat16",
+        "1GB",
+        dict(vocab_size=64, num_hidden_layers=3, num_key_value_heads=2, head_dim=16, **LINEAR, **EXPERTS)
+        | dict(rope_parameters=plain(300.0) | dict(partial_rotary_factor=0.5), num_experts=5, mlp_only_layers=[0])
+        | dict(layer_types=[f"{kind}_attention" for kind in ("linear", "linear", "full")])
+        | dict(shared_expert_intermediate_size=24, norm_topk_prob=False),
+    ),
 }
 TEXTS = {"qwen3_5": 5}  # packed in one row they are longer than a chunk of the recurrence; of other families 2
 WITH_PICTURES = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")  # the config of the text model has a name of its own
@@ -200,10 +209,10 @@ def make(family: str) -> None:
 def neutral(family: str, name: str) -> float:
     """Returns the value that a norm's weights lie around.
 
-    Norms of Gemma 2 and 3 and of Qwen3.5 multiply by 1 + weight, but not that of what a state gives. Gemma's layers are made to
+    Norms of Gemma 2 and 3, Qwen3.5 and Qwen3-Next multiply by 1 + weight, but not that of what a state gives. Gemma's layers are made to
     outweigh the embedding. Otherwise, with a tied head, the best next token is always the last one. States last some 12 tokens.
     """
-    if family.startswith("qwen3_5"):
+    if family.startswith(("qwen3_5", "qwen3_next")):
         return {"A_log": -2.5, "norm.weight": 1.0}.get(name.partition(".linear_attn.")[2], 0.0)
     if "gemma" not in family:
         return 1.0

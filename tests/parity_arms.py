@@ -31,8 +31,8 @@ from jaxrl_post.trainer.attention import packed
 
 GOLDENS = Path(__file__).parent / "goldens"
 WITH_EXPERTS = ("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss")  # with attention in every layer
-LINEAR = ("qwen3_5", "qwen3_5_moe")  # with a gated delta rule in some layers
-BY_EXPERT = ("qwen2_moe", "qwen3_moe", "mixtral", "qwen3_5_moe")  # files with a tensor for each matrix of each expert
+LINEAR = ("qwen3_5", "qwen3_5_moe", "qwen3_next")  # with a gated delta rule in some layers
+BY_EXPERT = (*WITH_EXPERTS[:3], "qwen3_5_moe", "qwen3_next")  # files with a tensor for each matrix of each expert
 FAMILIES = ("llama2", "llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gemma4", *WITH_EXPERTS, *LINEAR)
 BOUND = 1e-4
 
@@ -278,6 +278,15 @@ def gates_behind_all_queries(layer: dict) -> dict:
     return {"q": np.moveaxis(layer["q"].reshape(embed, 2, heads, both // 2), 1, 2).reshape(embed, heads, both)}
 
 
+def products_behind_one_another(layer: dict) -> dict:
+    """The rows of a tensor that lie by key head taken for those of all queries, then keys, values and gates."""
+    names = [f"linear_{name}" for name in "qkvz"]
+    heads, embed = layer["linear_q"].shape[1], len(layer["linear_q"])
+    by_head = np.concatenate([layer[name].reshape(embed, heads, -1) for name in names], axis=-1).reshape(embed, -1)
+    parts = np.split(by_head, np.cumsum([layer[name][0].size for name in names])[:-1], axis=-1)
+    return {name: part.reshape(layer[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
 def key_heads_in_turn(right: Callable, convolved, g, beta):
     """Value head n with key head n modulo their number, and not with that of its group."""
     times = convolved.v.shape[-2] // convolved.k.shape[-2]
@@ -400,6 +409,16 @@ FAULTS: dict[str, dict[str, Callable | Computed]] = {
         "norm_offset_off": field(norm_offset=0.0),
         "every_pair_turns": field(rotary_dim=None),
         "queries_and_keys_swapped": swapped("linear_q", "linear_k"),
+    },
+    "qwen3_next": EXPERTS
+    | {
+        "gate_and_up_swapped": GATE_AND_UP,
+        "softmax_behind_top_k": SOFTMAX_OVER_THE_CHOSEN,
+        "shared_left_out": neutral("shared_down", 0),
+        "every_pair_turns": field(rotary_dim=None),
+        "queries_and_keys_swapped": swapped("linear_q", "linear_k"),
+        "key_heads_behind_one_another": layers_with("linear_q", products_behind_one_another),
+        "rates_and_decays_swapped": swapped("linear_rate", "linear_decay"),
     },
     "qwen2_moe": EXPERTS
     | {

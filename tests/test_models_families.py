@@ -57,7 +57,10 @@ FAMILIES = [
         linear=LinearAttention(2, 4, 6, 5, 3, (0, 1)),
     ),
 ]
-FAMILIES.append(dataclasses.replace(FAMILIES[-1], experts=Experts(3, 2, 20, shared_ffw=12)))
+FAMILIES += [
+    dataclasses.replace(FAMILIES[-1], experts=Experts(3, 2, 20, shared_ffw=12)),
+    dataclasses.replace(FAMILIES[-1], experts=Experts(3, 2, 20, False, shared_ffw=12, dense_layers=(0,))),
+]
 KINDS = [
     "mistral",
     "qwen2",
@@ -71,6 +74,7 @@ KINDS = [
     "mixtral",
     "qwen3_5_text",
     "qwen3_5_moe_text",
+    "qwen3_next",
 ]
 
 
@@ -315,7 +319,7 @@ def test_an_original_length_beside_the_rope_parameters_goes_first(tmp_path):
 
 
 OWN_ROTATION = {"gemma4_text": "Gemma4ForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM"}
-OWN_ROTATION |= {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}
+OWN_ROTATION |= {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM", "qwen3_next": "Qwen3NextForCausalLM"}
 HALF = TINY.head_dim // 2
 SCALINGS = {
     "linear": RopeScaling("linear", 2.0),

@@ -348,7 +348,7 @@ def test_each_leaf_goes_to_its_sharding_as_it_is_read():
     assert_same(jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), half), host)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen2", "qwen2_moe", "mixtral", "qwen3_5"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen2", "qwen2_moe", "mixtral", "qwen3_5", "qwen3_next"])
 @pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 2, 2), (1, 1, 2)])
 def test_each_byte_is_read_once_and_each_piece_is_that_of_the_whole(family, sizes, monkeypatch):
     """However many devices hold a piece. The mesh splits both sides of a matrix."""

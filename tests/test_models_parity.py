@@ -71,6 +71,7 @@ def test_over_the_attention_of_trainer_and_engine_scores_are_as_close(arm):
         ("gemma4", 14),
         ("qwen3_5", 18),
         ("qwen3_5_moe", 23),
+        ("qwen3_next", 18),
         ("qwen2_moe", 17),
         ("qwen3_moe", 11),
         ("mixtral", 10),

@@ -1,4 +1,4 @@
-"""Qwen3.5 in the files of Hugging Face: its keys, its refusals, and leaves that share a tensor."""
+"""Qwen3.5 and Qwen3-Next in the files of Hugging Face: its keys, its refusals, and leaves that share a tensor."""
 
 from __future__ import annotations
 
@@ -45,6 +45,15 @@ def test_absent_keys_with_experts_are_the_defaults_of_transformers(tmp_path):
     config = read_as(tmp_path, {"model_type": "qwen3_5_moe_text"} | sizes)
     assert sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(config))) == 34_660_610_688
     assert config.experts == Experts(256, 8, 512, shared_ffw=512) and config.kv_heads == 2
+    assert read_as(tmp_path, families.write(config)) == config
+
+
+def test_absent_keys_of_qwen3_next_are_the_defaults_of_transformers(tmp_path):
+    """Qwen3NextConfig of transformers 5.24.0."""
+    sizes = {"vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 16}
+    config = read_as(tmp_path, {"model_type": "qwen3_next"} | sizes)
+    assert sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(config))) == 79_674_391_296
+    assert config.experts == Experts(512, 10, 512, shared_ffw=512) and (config.kv_heads, config.ffw) == (2, 5632)
     assert read_as(tmp_path, families.write(config)) == config
 
 
@@ -101,14 +110,30 @@ def test_every_part_of_a_head_comes_back(tmp_path):
         ({"linear_num_key_heads": 3}, "value_heads=4 that are a multiple of key_heads=3"),
         ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim must be a whole number of at least 1, got 0"),
         ({"full_attention_interval": 0}, "full_attention_interval must be a whole number of at least 1, got 0"),
-        ({"mlp_only_layers": [1]}, r"mlp_only_layers=\[1\] is not supported; the nearest valid value is \[\]"),
-        ({"norm_topk_prob": False}, "norm_topk_prob=False is not supported; the nearest valid value is True"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised by method 'fp8' are not read"),
     ],
-    ids=range(16),
+    ids=range(14),
 )  # fmt: skip
 def test_what_would_change_scores_is_refused(tmp_path, change, sentence):
     assert "config.json" in refused(sentence, read_as, tmp_path, KEYS | change)
+
+
+def test_experts_are_in_every_layer_of_qwen35_and_renormalised(tmp_path):
+    """transformers does not read these keys there. Of Qwen3-Next it does."""
+    for change, sentence in (
+        ({"mlp_only_layers": [1]}, r"mlp_only_layers=\[1\] is not supported; the nearest valid value is \[\]"),
+        ({"norm_topk_prob": False}, "norm_topk_prob=False is not supported; the nearest valid value is True"),
+    ):
+        own, of_next = (
+            json.loads((GOLDENS / name / "config.json").read_text()) for name in ("qwen3_5_moe", "qwen3_next")
+        )
+        refused(sentence, read_as, tmp_path, own | change)
+        assert read_as(tmp_path, of_next | change).experts in (
+            Experts(5, 2, 16, False, 24, (1,)),
+            Experts(5, 2, 16, False, 24, (0,)),
+        )
+    every = {"mlp_only_layers": [0, 1, 2]}
+    assert refused("leave none of 3 layers with experts", read_as, tmp_path, of_next | every).endswith("with experts")
 
 
 @pytest.mark.parametrize(
@@ -148,13 +173,30 @@ def test_queries_keys_and_values_are_ranges_of_rows(tmp_path):
     assert_same(loaded, params)
 
 
-def test_a_golden_is_saved_as_the_golden_from_shards_too(tmp_path):
-    config, host = hf.load(GOLDEN)
+def test_rows_of_qwen3_next_lie_by_key_head():
+    """By number: in each of two stretches are a query, a key, and the values and gates of two value heads."""
+    _, params = hf.load(GOLDENS / "qwen3_next")
+    tensors, layer = safetensors.numpy.load_file(GOLDENS / "qwen3_next" / "model.safetensors"), params["layers"]["0"]
+    rows, scalars = (tensors[f"{LINEAR}.in_proj_{name}.weight"].astype(np.float32) for name in ("qkvz", "ba"))
+    assert (rows.shape, scalars.shape) == ((2 * (8 + 8 + 24 + 24), 32), (2 * (2 + 2), 32))
+    for head in range(2):
+        own, both = rows[64 * head : 64 * (head + 1)], slice(2 * head, 2 * head + 2)
+        parts = [layer[f"linear_{name}"][:, head] for name in "qk"]
+        parts += [layer[f"linear_{name}"][:, both].reshape(32, -1) for name in "vz"]
+        np.testing.assert_array_equal(own, np.concatenate(parts, axis=1).T)
+        rate_and_decay = [layer[name][:, both] for name in ("linear_rate", "linear_decay")]
+        np.testing.assert_array_equal(scalars[4 * head : 4 * (head + 1)], np.concatenate(rate_and_decay, axis=1).T)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
+def test_a_golden_is_saved_as_the_golden_from_shards_too(tmp_path, family):
+    config, host = hf.load(GOLDENS / family)
     shardings = mesh.param_shardings(mesh.make_mesh(1, 2, 2), decoder.axes(config), "learner")
-    _, placed = hf.load(GOLDEN, shardings=shardings)
+    _, placed = hf.load(GOLDENS / family, shardings=shardings)
+    assert_same(placed, host)
     assert placed["layers"]["0"]["linear_v"].addressable_shards[0].data.shape == (16, 2, 12)
     assert placed["layers"]["0"]["conv_k"].addressable_shards[0].data.shape == (4, 1, 8)
-    golden = safetensors.numpy.load_file(GOLDEN / "model.safetensors")
+    golden = safetensors.numpy.load_file(GOLDENS / family / "model.safetensors")
     for name, params in (("host", host), ("placed", placed)):
         hf.save(tmp_path / name, config, params, dtype="bfloat16")
         saved = safetensors.numpy.load_file(tmp_path / name / "model.safetensors")

@@ -14,13 +14,16 @@ from jaxrl_post.ring.json_text import shown
 
 MOST = 1 << 16  # experts of a layer
 _SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": None, "num_experts_per_tok": 4, "norm_topk_prob": False}
-_SHARING = ("qwen2_moe", "qwen3_5_moe_text")  # kinds with an expert that every token uses
+_SHARING = ("qwen2_moe", "qwen3_5_moe_text", "qwen3_next")  # kinds with an expert that every token uses
 # What an absent key means, by model_type. The families of these kinds have experts, and no other has.
 ABSENT: dict[str, dict[str, Any]] = {
     "qwen2_moe": _SPARSE | {"num_experts": 60, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
     "qwen3_moe": _SPARSE | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
     "qwen3_5_moe_text": _SPARSE
     | {"num_experts": 256, "num_experts_per_tok": 8, "norm_topk_prob": True}
+    | {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
+    "qwen3_next": _SPARSE
+    | {"num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True}
     | {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
     "mixtral": {"num_experts": 8, "num_experts_per_tok": 2},
     "gpt_oss": {"num_experts": 128, "num_experts_per_tok": 4, "swiglu_alpha": experts.ALPHA, "swiglu_limit": 7.0},
@@ -51,6 +54,12 @@ def read(file: Path, kind: str, given: Mapping, layers: int) -> Experts | None:
             )
         limit = keys.above(file, given, "swiglu_limit", 0.0)
         return Experts(count, used, keys.count(file, given, "intermediate_size"), biased=True, limit=limit)
+    if kind == "qwen3_5_moe_text":  # transformers has experts in every layer, and renormalises, whatever these say
+        for key, wanted in (("norm_topk_prob", True), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+            if given[key] not in (wanted, None):
+                raise ValueError(
+                    f"model {file}: {key}={shown(given[key])} is not supported; the nearest valid value is {shown(wanted)}"
+                )
     named, step = given["mlp_only_layers"] or [], keys.count(file, given, "decoder_sparse_step", keys.MOST_LAYERS)
     if not isinstance(named, list) or not all(type(one) is int and 0 <= one < layers for one in named):
         raise ValueError(
@@ -59,10 +68,10 @@ def read(file: Path, kind: str, given: Mapping, layers: int) -> Experts | None:
     # One feed-forward have the layers that are named, and all but every decoder_sparse_step-th.
     dense = tuple(index for index in range(layers) if index in named or (index + 1) % step)
     if len(dense) == layers:
+        instead = f"; a model without experts is a {kind.removesuffix('_moe')}" if kind.endswith("_moe") else ""
         raise ValueError(
             f"model {file}: mlp_only_layers={shown(given['mlp_only_layers'])} and decoder_sparse_step="
-            f"{shown(given['decoder_sparse_step'])} leave none of {layers} layers with experts; a model without experts "
-            f"is a {kind.removesuffix('_moe')}"
+            f"{shown(given['decoder_sparse_step'])} leave none of {layers} layers with experts{instead}"
         )
     shared = keys.count(file, given, "shared_expert_intermediate_size") if kind in _SHARING else 0
     width, renormalised = keys.count(file, given, "moe_intermediate_size"), keys.flag(file, given, "norm_topk_prob")

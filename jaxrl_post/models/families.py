@@ -124,6 +124,7 @@ FAMILIES = (
     Family("Gemma4ForCausalLM", gemma4.KIND, gemma4.FIXED, gemma4.ABSENT, gemma4),
     Family("Qwen3_5ForCausalLM", qwen35.KIND, qwen35.FIXED, qwen35.ABSENT, qwen35),
     Family("Qwen3_5MoeForCausalLM", qwen35.WITH_EXPERTS, qwen35.FIXED, qwen35.ABSENT_WITH_EXPERTS, qwen35),
+    Family("Qwen3NextForCausalLM", qwen35.NEXT, qwen35.FIXED, qwen35.ABSENT_OF_NEXT, qwen35),
 )
 ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
 
@@ -413,7 +414,7 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
     sizes = set(config.windows)
     alike, some = len(sizes) > 1, sizes != {None}
     of_kind = {"llama": some, "mistral": alike, "mixtral": alike, "qwen3_moe": alike}
-    of_kind |= {qwen35.KIND: some, qwen35.WITH_EXPERTS: some}
+    of_kind |= {qwen35.KIND: some, qwen35.WITH_EXPERTS: some, qwen35.NEXT: some}
     if of_kind.get(family.kind, len(sizes - {None}) > 1):
         out.append(f"windows={config.windows}")
     if family.kind in ("llama", "gemma2", "gemma3_text") and config.embed % config.heads:
@@ -500,7 +501,8 @@ _OUTSIDE = {
 def tensors(config: ModelConfig) -> dict[str, Tensor]:
     """Returns every tensor of the files by its name there: embedding, layers, last norm, head."""
     shapes = decoder.abstract(config)
-    names = _POST_NORMED if config.post_norms else _IN_LAYER
+    kind = _expressing(config).kind if config.linear or config.experts else ""
+    names = _POST_NORMED if config.post_norms else _IN_LAYER | (qwen35.BY_KEY_HEAD if kind == qwen35.NEXT else {})
     out = {_OUTSIDE["embed"]: Tensor((_leaf(("embed",), shapes["embed"].shape),))}
     for index in range(config.layers):
         layer, experts = shapes["layers"][str(index)], config.experts_of(index)
@@ -509,17 +511,18 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
             held[names[name]] = (*held.get(names[name], ()), name)
         places = {theirs: expert_files.Place(own) for theirs, own in held.items()}
         if experts is not None:
-            places |= dict(expert_files.names(_expressing(config).kind, experts))
+            places |= dict(expert_files.names(kind, experts))
         for theirs, (own, part) in places.items():
             sizes = {("layers", str(index), name): layer[name].shape for name in own}
-            if part is None and own[0].startswith(
-                "experts_"
-            ):  # whole stacks as in the leaves, whose columns take turns
+            if part is None and own[0].startswith("experts_"):
+                # Whole stacks, as they are in the leaves. Of two of them columns take turns.
                 leaves = tuple(Leaf(path, size, size, False) for path, size in sizes.items())
                 tensor = Tensor(leaves, len(leaves[0].shape) - 1, leaves[0].shape[-1])
             else:
                 first = 0 if part is None else 1
-                tensor = Tensor(tuple(_leaf(path, size[first:], part) for path, size in sizes.items()))
+                leaves = tuple(_leaf(path, size[first:], part) for path, size in sizes.items())
+                by_head = config.linear and kind == qwen35.NEXT and theirs in qwen35.BY_KEY_HEAD.values()
+                tensor = Tensor(leaves, groups=config.linear.key_heads if by_head else 1)
             out[f"model.layers.{index}.{theirs}"] = tensor
     for name in ("final_norm", "head", "score"):
         if name in shapes:

@@ -1,8 +1,8 @@
-"""The keys of Qwen3.5 in config.json that no other family has (models/families.py).
+"""The keys of Qwen3.5 and Qwen3-Next in config.json that no other family has (models/families.py).
 
-Reads the text models, with experts and without. Some of their layers have a gated delta rule in the place of attention. The others have a
-gate on attention's output, and rotate a part of each head. Parts of a rotation for pictures (mrope) are those of a plain one
-where all tokens are text.
+Reads the text models, of Qwen3.5 with experts and without. Some of their layers have a gated delta rule in the place of
+attention. The others have a gate on attention's output, and rotate a part of each head. Parts of a rotation for pictures
+(mrope) are those of a plain one where all tokens are text.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from jaxrl_post.models import config_keys as keys
 from jaxrl_post.models.model_config import LinearAttention, ModelConfig
 from jaxrl_post.ring.json_text import shown
 
-KIND, WITH_EXPERTS = "qwen3_5_text", "qwen3_5_moe_text"
+KIND, WITH_EXPERTS, NEXT = "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"
 LAYER_TYPES = ("full_attention", "linear_attention")
 FIXED = dict(norm_offset=1.0, qk_norm=True, attn_gate=True)
-OWN = ("linear", "rotary_dim")  # fields of ModelConfig that this family alone may set
+OWN = ("linear", "rotary_dim")  # fields of ModelConfig that these families alone may set
 ABSENT = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
@@ -38,6 +38,10 @@ ABSENT = {
 }
 # Every layer has experts, so no key says how wide another feed-forward would be.
 ABSENT_WITH_EXPERTS = ABSENT | {"num_key_value_heads": 2, "intermediate_size": 512}
+ABSENT_OF_NEXT = ABSENT | {"num_key_value_heads": 2, "intermediate_size": 5632}
+# Two tensors of Qwen3-Next hold several leaves, and of each the part of a key head before those of the next.
+BY_KEY_HEAD = {f"linear_{name}": "linear_attn.in_proj_qkvz.weight" for name in "qkvz"}
+BY_KEY_HEAD |= dict.fromkeys(("linear_rate", "linear_decay"), "linear_attn.in_proj_ba.weight")
 _SIZES = {
     "key_heads": "linear_num_key_heads",
     "value_heads": "linear_num_value_heads",
@@ -48,7 +52,6 @@ _SIZES = {
 
 # The convolution is followed by hidden_act too, and here by silu alone. Swish is another name of it.
 _ONLY = {"hidden_act": "silu", "output_gate_type": "swish", "attn_output_gate": True}
-_ONLY |= {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}  # transformers reads none of them
 
 
 def plain(given: Mapping) -> Mapping:

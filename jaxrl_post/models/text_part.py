@@ -23,15 +23,8 @@ TEXT_MODELS = {  # architecture of the whole -> architecture of its text model
 _ABSENT = {"Gemma3ForConditionalGeneration": {"num_attention_heads": 8, "vocab_size": 262208}}  # as in transformers
 _LONGER = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.lm_head.": "lm_head."}
 PROPOSING = "mtp."
-_OTHERS = (
-    "vision_tower.",
-    "multi_modal_projector.",
-    "embed_vision.",
-    "audio_tower.",
-    "embed_audio.",
-    "visual.",
-    PROPOSING,
-)
+_SEEING = ("vision_tower.", "multi_modal_projector.", "embed_vision.", "visual.")
+_OTHERS = (*_SEEING, "audio_tower.", "embed_audio.", PROPOSING)
 Entry = TypeVar("Entry")
 
 
