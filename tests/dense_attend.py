@@ -1,8 +1,11 @@
-"""Plain causal attention over whole texts as an `attend`: what tests give the decoder when no cache is the subject."""
+"""Plain `attend` and `recur` over whole texts: what tests give the decoder when no cache is the subject."""
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+
+from jaxrl_post.models import gated_delta
 
 
 def dense(positions, segments=None):
@@ -29,3 +32,13 @@ def dense(positions, segments=None):
         return jnp.einsum("bnts,bsnh->btnh", weights.astype(v.dtype), v), cache
 
     return attend
+
+
+def in_order(layer, inputs, g, beta, weights, cache):
+    """recur for inputs [B, T, heads, size]: each of B texts token by token, from a state of zeros."""
+    one = jnp.zeros(g.shape[:2], jnp.int32)
+    made = jax.tree.map(lambda x, w: gated_delta.convolved(x.astype(w.dtype), jnp.asarray(w), one), inputs, weights)
+    tokens = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), gated_delta.tokens(made, g, beta))
+    start = jnp.zeros((*tokens.k.shape[1:], tokens.v.shape[-1]), tokens.v.dtype)
+    _, out = gated_delta.steps(start, tokens, jnp.ones(one.T.shape, bool))
+    return jnp.moveaxis(out, 0, 1), cache

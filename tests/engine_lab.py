@@ -17,14 +17,16 @@ from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
 from jaxrl_post.engine.speculation.registry import DRAFTERS
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.models import decoder
-from jaxrl_post.models.model_config import Experts
+from jaxrl_post.models.model_config import Experts, LinearAttention
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.ring.history import History
 from jaxrl_post.ring.types import Finish, Group, Prompt, Request, Rollout, RolloutId, Sampling
 
 EOS, RECORDED = 3, 16
-# The show moe-equality runs the suites once more, on a model whose layers have experts.
-EXPERTS = Experts(8, 2, 24, renormalised=False, shared_ffw=16) if "LAB_EXPERTS" in os.environ else None
+# The shows moe-equality and hybrid-equality run the suites once more, on a model with experts or with a recurrent state.
+MODEL = os.environ.get("LAB_MODEL", "")
+EXPERTS = Experts(8, 2, 24, renormalised=False, shared_ffw=16) if MODEL == "experts" else None
+LINEAR = LinearAttention(2, 4, 8, 8, 4, layers=(0,)) if MODEL == "hybrid" else None
 TINY = decoder.ModelConfig(
     vocab_size=40,
     embed=32,
@@ -36,6 +38,7 @@ TINY = decoder.ModelConfig(
     max_length=256,
     tied=True,
     experts=EXPERTS,
+    linear=LINEAR,
 )
 BASE = dict(
     slots=16, max_length=96, page_size=16, pages=96, row_sizes=(64,), head_rows=64, steps_per_dispatch=8, refill_slots=2

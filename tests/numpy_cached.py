@@ -1,7 +1,7 @@
 """A cached numpy decoder of one text whose weights may change in the middle: the oracle of swaps that keep KV.
 
-Plain Llama, or with experts (rotation of halves, SiLU, tied or not). Keys and values stay as the weights of their time made them;
-what comes after uses the new weights over the old entries.
+Plain Llama, with experts or with layers that have a gated delta rule (rotation of halves, SiLU, tied or not). Keys, values, states
+and inputs of a convolution stay as the weights of their time made them. What comes after uses the new weights over them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ class Cached:
         self.config = config
         self.keys = [[] for _ in range(config.layers)]
         self.values = [[] for _ in range(config.layers)]
+        self.inputs = [[] for _ in range(config.layers)]
+        self.states: dict[tuple[int, int], np.ndarray] = {}
+        self.fed = 0
 
     def feed(self, params, token: int) -> np.ndarray:
         """Scores [V] after `token`, which takes the next position, computed with `params`."""
-        c, position = self.config, len(self.keys[0])
+        c, position = self.config, self.fed
+        self.fed += 1
         x = np.asarray(params["embed"], np.float64)[token]
         for index in range(c.layers):
             w = {name: np.asarray(leaf, np.float64) for name, leaf in params["layers"][str(index)].items()}
-            x = x + self._attend(index, w, self._norm(x, w["attn_norm"]), position)
+            normed = self._norm(x, w["attn_norm"])
+            x = x + (self._recur(index, w, normed) if "a_log" in w else self._attend(index, w, normed, position))
             h = self._norm(x, w["ffw_norm"])
             ffw = numpy_llama.experts if "router" in w else numpy_llama.feed_forward
             x = x + ffw(w, c, h[None])[0]
@@ -46,6 +51,32 @@ class Cached:
             scores = keys[:, shared] @ q[head] * c.head_dim**-0.5
             weights = np.exp(scores - scores.max())
             out += (weights / weights.sum()) @ values[:, shared] @ w["o"][head]
+        return out
+
+    def _recur(self, index, w, x):
+        sizes, out = self.config.linear, np.zeros(self.config.embed)
+        self.inputs[index].append([np.tensordot(x, w[f"linear_{name}"], 1) for name in "qkv"])
+        latest = self.inputs[index][-sizes.width :]
+        made = [
+            sum(
+                each[at] * w[f"conv_{name}"][len(w[f"conv_{name}"]) - len(latest) + back]
+                for back, each in enumerate(latest)
+            )
+            for at, name in enumerate("qkv")
+        ]
+        q, k, v = (each / (1 + np.exp(-each)) for each in made)
+        q, k = (each / np.sqrt((each**2).sum(-1, keepdims=True) + 1e-6) for each in (q, k))
+        rate = 1 / (1 + np.exp(-x @ w["linear_rate"]))
+        decay = np.exp(-np.exp(w["a_log"]) * np.log1p(np.exp(x @ w["linear_decay"] + w["dt_bias"])))
+        gate = np.tensordot(x, w["linear_z"], 1)
+        for head in range(sizes.value_heads):
+            shared = head * sizes.key_heads // sizes.value_heads
+            state = decay[head] * self.states.get((index, head), np.zeros((sizes.key_dim, sizes.value_dim)))
+            state = state + np.outer(k[shared], rate[head] * (v[head] - k[shared] @ state))
+            self.states[index, head] = state
+            read = q[shared] @ state * sizes.key_dim**-0.5
+            read = read / np.sqrt((read**2).mean() + self.config.norm_eps) * w["linear_norm"]
+            out += (read * gate[head] / (1 + np.exp(-gate[head]))) @ w["linear_o"][head]
         return out
 
     def _turn(self, x, position):

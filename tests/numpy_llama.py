@@ -7,6 +7,7 @@ models/decoder.py.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -21,9 +22,11 @@ def forward(params, config, tokens, *, positions=None, dtype=np.float32) -> np.n
     lent: dict = {}  # keys and values of the latest layer of each window, for those that have none
     for index in range(config.layers):
         layer = {name: _cast(leaf, dtype) for name, leaf in params["layers"][str(index)].items()}
-        new = _attention(
-            layer, config, _norm(stream, layer["attn_norm"], config), positions, config.windows[index], lent
-        )
+        normed = _norm(stream, layer["attn_norm"], config)
+        if "linear_q" in layer:
+            new = _delta_rule(layer, config, normed)
+        else:
+            new = _attention(layer, config, normed, positions, config.windows[index], lent)
         stream = stream + (_norm(new, layer["attn_post_norm"], config) if config.post_norms else new)
         if "router_scale" in layer:
             new = both(layer, config, stream)
@@ -75,6 +78,7 @@ def _attention(layer, config, x, positions, window, lent) -> np.ndarray:
     def side(name):
         source = name if name in layer else "k"  # of values that are keys
         made = np.tensordot(x, layer[source], 1)
+        made = made[..., : made.shape[-1] // 2] if name == "q" and config.attn_gate else made
         made = made + layer[f"{source}_bias"] if config.qkv_bias else made
         if name == "v":
             return _norm(made, x.dtype.type(1 - config.norm_offset), config) if config.v_norm else made
@@ -96,11 +100,47 @@ def _attention(layer, config, x, positions, window, lent) -> np.ndarray:
         if config.sinks:
             scores = np.concatenate([scores, np.full((len(scores), 1), layer["sinks"][head])], axis=1)
         weights = np.exp(log_softmax(scores))[:, : len(positions)]
-        out += (weights @ v[:, shared]) @ layer["o"][head]
+        read = weights @ v[:, shared]
+        if config.attn_gate:
+            read = read / (1 + np.exp(-x @ layer["q"][:, head, q.shape[-1] :]))
+        out += read @ layer["o"][head]
     return out + layer["o_bias"] if config.o_bias else out
 
 
+def _delta_rule(layer, config, x) -> np.ndarray:
+    """The gated delta rule token by token (arXiv 2412.06464 eq. 10), over convolved queries, keys and values."""
+    one, sizes = x.dtype.type(1), config.linear
+    before = np.zeros((sizes.width - 1, x.shape[1]), x.dtype)
+
+    def convolved(name):
+        made = np.tensordot(np.concatenate([before, x]), layer[f"linear_{name}"], 1)
+        made = sum(made[at : at + len(x)] * layer[f"conv_{name}"][at] for at in range(sizes.width))
+        return made / (one + np.exp(-made))
+
+    q, k, v = map(convolved, "qkv")
+    q, k = (part / np.sqrt((part**2).sum(-1, keepdims=True) + x.dtype.type(1e-6)) for part in (q, k))
+    rate = one / (one + np.exp(-x @ layer["linear_rate"]))
+    decay = np.exp(-np.exp(layer["a_log"]) * np.log1p(np.exp(x @ layer["linear_decay"] + layer["dt_bias"])))
+    gate, out = np.tensordot(x, layer["linear_z"], 1), np.zeros_like(x)
+    for head in range(sizes.value_heads):
+        shared = head * sizes.key_heads // sizes.value_heads
+        state = np.zeros((sizes.key_dim, sizes.value_dim), x.dtype)
+        for t in range(len(x)):
+            state = decay[t, head] * state
+            state = state + np.outer(k[t, shared], rate[t, head] * (v[t, head] - k[t, shared] @ state))
+            read = q[t, shared] @ state * x.dtype.type(sizes.key_dim**-0.5)
+            read = read / np.sqrt((read**2).mean() + x.dtype.type(config.norm_eps)) * layer["linear_norm"]
+            z = gate[t, head]
+            out[t] += (read * z / (one + np.exp(-z))) @ layer["linear_o"][head]
+    return out
+
+
 def _turned(x, config, positions, local, part) -> np.ndarray:
+    if config.rotary_dim:
+        first = _turned(
+            x[..., : config.rotary_dim], dataclasses.replace(config, rotary_dim=None), positions, local, part
+        )
+        return np.concatenate([first, x[..., config.rotary_dim :]], axis=-1)
     half = x.shape[-1] // 2
     angles = np.outer(
         positions, [frequency(config, i, local, x.shape[-1]) * (i < int(part * half)) for i in range(half)]

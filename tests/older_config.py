@@ -26,6 +26,8 @@ def older(newer: dict) -> dict:
         out["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         out["sliding_window_pattern"] = kinds.index("full_attention") + 1
         rope = rope["full_attention"]
+    if newer["model_type"] in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"):
+        out["full_attention_interval"] = kinds.index("full_attention") + 1
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     out["rope_theta"] = rope["rope_theta"]
     out["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling

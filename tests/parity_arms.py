@@ -19,17 +19,20 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dense_attend import dense
+from dense_attend import dense, in_order
 from older_config import older
 
+from jaxrl_post.engine import recurrent_rows
 from jaxrl_post.kernels import attention
-from jaxrl_post.models import decoder, experts, hf
+from jaxrl_post.models import decoder, experts, gated_delta, hf
 from jaxrl_post.models.model_config import ModelConfig, RopeScaling
+from jaxrl_post.trainer import recurrence
 from jaxrl_post.trainer.attention import packed
 
 GOLDENS = Path(__file__).parent / "goldens"
-BY_EXPERT = ("qwen2_moe", "qwen3_moe", "mixtral")  # files with a tensor for each matrix of each expert
-WITH_EXPERTS = (*BY_EXPERT, "gpt_oss")
+WITH_EXPERTS = ("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss")  # with attention in every layer
+LINEAR = ("qwen3_5", "qwen3_5_moe", "qwen3_next")  # with a gated delta rule in some layers
+BY_EXPERT = (*WITH_EXPERTS[:3], "qwen3_5_moe", "qwen3_next")  # files with a tensor for each matrix of each expert
 FAMILIES = (
     "llama2",
     "llama3",
@@ -42,6 +45,7 @@ FAMILIES = (
     "gemma4_embeds",
     "gemma4_moe",
     *WITH_EXPERTS,
+    *LINEAR,
 )
 BOUND = 1e-4
 
@@ -65,7 +69,7 @@ def spelled(family: str, spelling: str, folder: Path) -> Path:
 def dense_arm(config: ModelConfig, params: dict, tokens: jax.Array) -> jax.Array:
     """float32[B, T, V] of our decoder over the attention of tests/dense_attend.py."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    h, _ = decoder.hidden(params, config, tokens, positions, dense(positions), ())
+    h, _ = decoder.hidden(params, config, tokens, positions, dense(positions), (), recur=in_order)
     return decoder.logits(params, config, h)
 
 
@@ -73,12 +77,13 @@ def packed_arm(config: ModelConfig, params: dict, tokens: jax.Array) -> jax.Arra
     """The same over the trainer's attention, all texts in one row."""
     B, T = tokens.shape
     segments = jnp.repeat(jnp.arange(1, B + 1), T)[None]
-    h, _ = decoder.hidden(params, config, tokens.reshape(-1), jnp.tile(jnp.arange(T), B), packed(segments), ())
+    rows, recur = (tokens.reshape(-1), jnp.tile(jnp.arange(T), B)), recurrence.packed(segments)
+    h, _ = decoder.hidden(params, config, *rows, packed(segments), (), recur=recur)
     return decoder.logits(params, config, h).reshape(B, T, -1)
 
 
 def paged_arm(config: ModelConfig, params: dict, tokens: jax.Array) -> jax.Array:
-    """The same over the engine's cache, one slot per text, pages of 16 in no order."""
+    """The same over the engine's caches, one slot per text, pages of 16 in no order."""
     B, T = tokens.shape
     blocks = -(-T // 16)
     rows = attention.Rows(
@@ -92,7 +97,14 @@ def paged_arm(config: ModelConfig, params: dict, tokens: jax.Array) -> jax.Array
         full = attention.write(attention.empty(B * blocks, 16, *k.shape[-2:], jnp.float32), k, v, rows)
         return attention.attention(q, full, rows, **how), cache
 
-    h, _ = decoder.hidden(params, config, tokens.reshape(-1), rows.position, attend, ())
+    def recur(layer, inputs, g, beta, weights, cache):
+        first, count = jnp.arange(B) * T, jnp.full(B, T)
+        by_slot = recurrent_rows.SlotRows(first, jnp.zeros_like(first), count, count)
+        before = recurrent_rows.empty(B, 0, config.kept[layer], jnp.float32)
+        out, _ = recurrent_rows.read(before, by_slot, jnp.repeat(jnp.arange(B), T), inputs, g, beta, weights)
+        return out, cache
+
+    h, _ = decoder.hidden(params, config, tokens.reshape(-1), rows.position, attend, (), recur=recur)
     return decoder.logits(params, config, h).reshape(B, T, -1)
 
 
@@ -278,6 +290,33 @@ def kind_of(index: str, other: str) -> Callable:
     return change
 
 
+def gates_behind_all_queries(layer: dict) -> dict:
+    """The columns of queries and gates, which take turns by head, taken for all queries before all gates."""
+    embed, heads, both = layer["q"].shape
+    return {"q": np.moveaxis(layer["q"].reshape(embed, 2, heads, both // 2), 1, 2).reshape(embed, heads, both)}
+
+
+def products_behind_one_another(layer: dict) -> dict:
+    """The rows of a tensor that lie by key head taken for those of all queries, then keys, values and gates."""
+    names = [f"linear_{name}" for name in "qkvz"]
+    heads, embed = layer["linear_q"].shape[1], len(layer["linear_q"])
+    by_head = np.concatenate([layer[name].reshape(embed, heads, -1) for name in names], axis=-1).reshape(embed, -1)
+    parts = np.split(by_head, np.cumsum([layer[name][0].size for name in names])[:-1], axis=-1)
+    return {name: part.reshape(layer[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+def key_heads_in_turn(right: Callable, convolved, g, beta):
+    """Value head n with key head n modulo their number, and not with that of its group."""
+    times = convolved.v.shape[-2] // convolved.k.shape[-2]
+    q, k = (jnp.concatenate([x] * times, axis=-2) for x in (convolved.q, convolved.k))
+    return right(convolved._replace(q=q, k=k), g, beta)
+
+
+def convolutions(change: Callable) -> Callable:
+    """The weights of every convolution, of which those of the last place are the token's own, read wrong."""
+    return layers_with("conv_q", lambda layer: {f"conv_{name}": change(layer[f"conv_{name}"]) for name in "qkv"})
+
+
 NORMS = {"norms_swapped": swapped("attn_norm", "ffw_norm")}
 SCALED = RopeScaling("llama3", 8.0, 1.0, 4.0, 16)
 POSTS = {
@@ -385,6 +424,47 @@ FAULTS: dict[str, dict[str, Callable | Computed]] = {
         "norms_behind_swapped": swapped("dense_post_norm", "moe_post_norm"),
         "norm_of_the_sum_swapped": swapped("ffw_post_norm", "moe_post_norm"),
         "norms_of_one_more": field(norm_offset=1.0),
+    },
+    "qwen3_5": NORMS
+    | {
+        "norm_offset_off": field(norm_offset=0.0),
+        "norm_of_states_with_one_more": layers_with(
+            "linear_norm", lambda layer: {"linear_norm": layer["linear_norm"] + 1}
+        ),
+        "every_pair_turns": field(rotary_dim=None),
+        "q_and_k_norm_swapped": swapped("q_norm", "k_norm"),
+        "queries_and_gates_swapped": layers_with("q", lambda layer: {"q": np.roll(layer["q"], 16, axis=-1)}),
+        "gates_behind_all_queries": layers_with("q", gates_behind_all_queries),
+        "gates_without_a_sigmoid": Computed(jax.nn, "sigmoid", lambda right, x: jnp.ones_like(x)),
+        "queries_and_keys_swapped": swapped("linear_q", "linear_k"),
+        "key_heads_in_turn": Computed(gated_delta, "tokens", key_heads_in_turn),
+        "rates_and_decays_swapped": swapped("linear_rate", "linear_decay"),
+        "dt_bias_dropped": neutral("dt_bias", 0),
+        "a_log_dropped": neutral("a_log", 0),
+        "nothing_decays": neutral("a_log", -1e9),
+        "convolution_backwards": convolutions(lambda weights: weights[::-1]),
+        "convolution_one_earlier": convolutions(lambda weights: np.roll(weights, 1, axis=0)),
+        "channels_of_queries_and_keys_swapped": swapped("conv_q", "conv_k"),
+        "outputs_gated_by_other_heads": layers_with("linear_z", lambda layer: {"linear_z": layer["linear_z"][:, ::-1]}),
+    },
+    "qwen3_5_moe": EXPERTS
+    | {
+        "gate_and_up_swapped": GATE_AND_UP,
+        "not_renormalised": SOFTMAX_OVER_ALL,
+        "shared_left_out": neutral("shared_down", 0),
+        "norm_offset_off": field(norm_offset=0.0),
+        "every_pair_turns": field(rotary_dim=None),
+        "queries_and_keys_swapped": swapped("linear_q", "linear_k"),
+    },
+    "qwen3_next": EXPERTS
+    | {
+        "gate_and_up_swapped": GATE_AND_UP,
+        "softmax_behind_top_k": SOFTMAX_OVER_THE_CHOSEN,
+        "shared_left_out": neutral("shared_down", 0),
+        "every_pair_turns": field(rotary_dim=None),
+        "queries_and_keys_swapped": swapped("linear_q", "linear_k"),
+        "key_heads_behind_one_another": layers_with("linear_q", products_behind_one_another),
+        "rates_and_decays_swapped": swapped("linear_rate", "linear_decay"),
     },
     "qwen2_moe": EXPERTS
     | {

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import made_groups
 import numpy as np
-from dense_attend import dense
+from dense_attend import dense, in_order
 
 from jaxrl_post.config import AlgorithmConfig
 from jaxrl_post.models import decoder
@@ -62,7 +62,8 @@ def plain_rewards(params, model, texts):
         tokens[row, : len(text)] = text
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     dtype = jax.tree.leaves(params)[0].dtype
-    h, _ = decoder.hidden(params, model, jnp.asarray(tokens), positions, dense(positions), None, dtype=dtype)
+    how = dict(dtype=dtype, recur=in_order)
+    h, _ = decoder.hidden(params, model, jnp.asarray(tokens), positions, dense(positions), None, **how)
     ends = np.array([len(text) - 1 for text in texts])
     return jnp.sum(h[np.arange(len(texts)), ends] * params["score"][:, 0], axis=-1)
 

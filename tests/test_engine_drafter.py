@@ -73,7 +73,7 @@ def fields(drafts):
 def entry(*columns):
     """Texts that enter: slot, row, fresh, seen, tokens, argmax tokens, number of tokens."""
     names = ("slot", "row", "fresh", "seen", "tokens", "argmax_tokens", "num_tokens")
-    return Entry(source=None, target=None, **dict(zip(names, map(jnp.asarray, columns), strict=True)))
+    return Entry(source=None, target=None, state=None, **dict(zip(names, map(jnp.asarray, columns), strict=True)))
 
 
 def jitted(drafter):

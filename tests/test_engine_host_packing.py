@@ -50,6 +50,6 @@ def test_an_insertion_travels_as_one_array():
         sizes = dict.fromkeys(c.Entry._fields, ()) | {"tokens": (6,), "argmax_tokens": (watched,)}
         entry = c.Entry(**{name: noise.integers(0, 99, (2, 3, *more), np.int32) for name, more in sizes.items()})
         joined = entry.joined()
-        assert joined.dtype == np.int32 and joined.shape == (2, 3, 7 + 6 + watched)
+        assert joined.dtype == np.int32 and joined.shape == (2, 3, 8 + 6 + watched)
         for name, array in c.Entry.parted(joined, 6)._asdict().items():
             np.testing.assert_array_equal(array, getattr(entry, name), err_msg=name)

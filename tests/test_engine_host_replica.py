@@ -27,11 +27,11 @@ def test_the_first_leads_the_prompts_pages_and_a_sibling_shares_the_full_ones():
     A sibling needs one page of its own and copies none."""
     replica = Replica(slots=3, pages=8, page=4)
     first, second = live(0), live(1)
-    assert replica.seat(first, None, ("k",)) == (8, 8) and first.pages == [0, 1, 2] and replica.leads(first)
+    assert replica.seat(first, None, ("k",)) == (8, 8, 0) and first.pages == [0, 1, 2] and replica.leads(first)
     replica.prompts.finish(first.slot)
     entry = replica.prompts.entries["k",]
     assert entry.ids == [0, 1] and not replica.leads(first)
-    assert replica.seat(second, entry, ("k",)) == (8, 8)
+    assert replica.seat(second, entry, ("k",)) == (8, 8, 0)
     assert (second.slot, second.pages, second.num_computed, replica.pages.free) == (1, [0, 1, 3], 8, 4)
     replica.leave(first)
     assert (first.slot, first.pages, first.num_computed, replica.pages.free) == (-1, [], 0, 5)
@@ -42,7 +42,7 @@ def test_a_half_full_page_is_copied():
     first, second = live(0, prompt=7), live(1, prompt=7, tokens=3)
     replica.seat(first, None, ("k",))
     replica.prompts.finish(first.slot)
-    assert replica.seat(second, replica.prompts.entries["k",], ("k",)) == (1, 2)
+    assert replica.seat(second, replica.prompts.entries["k",], ("k",)) == (1, 2, 0)
     assert second.pages == [0, 2, 3] and second.num_computed == 6  # positions 0..9: page 0 shared, 1 copied to 2, 3 new
 
 

@@ -10,12 +10,14 @@ import pytest
 
 from jaxrl_post.engine import recurrent_rows
 from jaxrl_post.engine.recurrent_rows import SlotRows
-from jaxrl_post.models.gated_delta import Tokens
+from jaxrl_post.models.cache_kinds import RecurrentState
+from jaxrl_post.models.gated_delta import Inputs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 S, R, C, T, H, K, V, W = 3, 5, 3, 24, 2, 4, 3, 4
-D = H * (2 * K + V)
+KIND = RecurrentState(key_heads=1, value_heads=H, key_dim=K, value_dim=V, width=W)
+D = KIND.inputs
 NOISE = np.random.default_rng(0)
 WEIGHTS = NOISE.normal(size=(W, D)).astype(np.float32)
 TEXTS = [  # of requests: inputs of the convolution, logarithms of decays, and rates
@@ -24,16 +26,13 @@ TEXTS = [  # of requests: inputs of the convolution, logarithms of decays, and r
 TEXTS = [tuple(x.astype(np.float32) for x in text) for text in TEXTS]
 
 
-def split(mixed, g, beta) -> Tokens:
-    q, k, v = (part.reshape(len(mixed), H, -1) for part in jnp.split(mixed, [H * K, 2 * H * K], axis=-1))
-    return Tokens(q, k / jnp.sqrt(jnp.sum(k * k, axis=-1, keepdims=True) + 1e-6), v, g, beta)
+def parted(x) -> Inputs:
+    return Inputs(*(part.reshape(len(x), -1, size) for part, size in zip(jnp.split(x, [K, 2 * K], axis=-1), (K, K, V))))
 
 
 @jax.jit
 def run(cache, rows, x, decays, slot):
-    g, beta = decays
-    mixed = recurrent_rows.convolve(cache, rows, x, slot, jnp.asarray(WEIGHTS))
-    return recurrent_rows.advance(cache, rows, split(mixed, g, beta), x)
+    return recurrent_rows.read(cache, rows, slot, parted(x), *decays, parted(WEIGHTS))
 
 
 def twin(text) -> np.ndarray:
@@ -41,12 +40,13 @@ def twin(text) -> np.ndarray:
     padded, out, state = np.concatenate([np.zeros((W - 1, D)), x]), np.zeros((T, H, V)), np.zeros((H, K, V))
     for t in range(T):
         mixed = (padded[t : t + W] * WEIGHTS).sum(0)
-        q, k, v = (part.reshape(H, -1) for part in np.split(mixed, [H * K, 2 * H * K]))
-        k = k / np.sqrt((k * k).sum(-1, keepdims=True) + 1e-6)
+        mixed = mixed / (1 + np.exp(-mixed))
+        q, k, v = mixed[:K], mixed[K : 2 * K], mixed[2 * K :].reshape(H, V)
+        q, k = (part / np.sqrt((part**2).sum() + 1e-6) for part in (q, k))
         for head in range(H):
             before = np.exp(g[t, head]) * state[head]
-            state[head] = before + beta[t, head] * np.outer(k[head], v[head] - before.T @ k[head])
-            out[t, head] = state[head].T @ q[head]
+            state[head] = before + beta[t, head] * np.outer(k, v[head] - before.T @ k)
+            out[t, head] = state[head].T @ q / np.sqrt(K)
     return out
 
 
@@ -56,8 +56,7 @@ class Engine:
     def __init__(self, seed: int | None, most: int = C):
         self.dice = None if seed is None else np.random.default_rng(seed)
         self.most = most
-        sizes = dict(heads=H, key=K, value=V, inputs=D, width=W, dtype=jnp.float32)
-        self.cache = recurrent_rows.empty(S, C, **sizes)
+        self.cache = recurrent_rows.empty(S, C, KIND, jnp.float32)
         self.cache = jax.tree.map(lambda x: jnp.full_like(x, 7), self.cache)  # what another request left
         self.out = [np.zeros((T, H, V), np.float32) for _ in TEXTS]
 

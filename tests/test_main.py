@@ -41,7 +41,9 @@ def get_config():
     return c
 """
 
-CONFIG = CONFIG.replace("PRESET", "tiny_moe" if "LAB_EXPERTS" in os.environ else "tiny")  # see engine_lab.EXPERTS
+CONFIG = CONFIG.replace(
+    "PRESET", {"experts": "tiny_moe", "hybrid": "tiny_hybrid"}.get(os.environ.get("LAB_MODEL", ""), "tiny")
+)
 
 REWARD = """
 def first_digit(data_source, solution_str, ground_truth, extra_info):

@@ -14,7 +14,7 @@ from refusals import refused
 from test_models_hf import SQUARE, TINY, assert_same, shaken
 
 from jaxrl_post.models import decoder, families, hf
-from jaxrl_post.models.model_config import Experts, FullAttention, RopeScaling, frequencies, turn_scale
+from jaxrl_post.models.model_config import Experts, FullAttention, LinearAttention, RopeScaling, frequencies, turn_scale
 
 GEMMA = dataclasses.replace(
     TINY, norm_offset=1.0, post_norms=True, embed_scale=32**0.5, windows=(7, None), activation="gelu_tanh"
@@ -58,6 +58,20 @@ FAMILIES = [
     dataclasses.replace(TINY, qkv_bias=True, windows=(6, None), experts=Experts(3, 2, 20, False, shared_ffw=12)),
     dataclasses.replace(TINY, qk_norm=True, windows=(6, 6), experts=Experts(4, 2, 32, dense_layers=(1,))),
     dataclasses.replace(TINY, ffw=20, experts=Experts(3, 1, 20)),
+    dataclasses.replace(
+        TINY,
+        layers=3,
+        windows=(),
+        norm_offset=1.0,
+        qk_norm=True,
+        attn_gate=True,
+        rotary_dim=4,
+        linear=LinearAttention(2, 4, 6, 5, 3, (0, 1)),
+    ),
+]
+FAMILIES += [
+    dataclasses.replace(FAMILIES[-1], experts=Experts(3, 2, 20, shared_ffw=12)),
+    dataclasses.replace(FAMILIES[-1], experts=Experts(3, 2, 20, False, shared_ffw=12, dense_layers=(0,))),
 ]
 KINDS = [
     "mistral",
@@ -71,6 +85,9 @@ KINDS = [
     "qwen2_moe",
     "qwen3_moe",
     "mixtral",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "qwen3_next",
 ]
 
 
@@ -376,6 +393,8 @@ def test_an_original_length_beside_the_rope_parameters_goes_first(tmp_path):
     assert read_as(tmp_path, **both).rope_scaling.original_length == 32768  # its two sets have no such key beside them
 
 
+OWN_ROTATION = {"gemma4_text": "Gemma4ForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM"}
+OWN_ROTATION |= {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM", "qwen3_next": "Qwen3NextForCausalLM"}
 HALF = TINY.head_dim // 2
 SCALINGS = {
     "linear": RopeScaling("linear", 2.0),
@@ -391,7 +410,8 @@ SCALINGS = {
 
 @pytest.mark.parametrize("name", SCALINGS)
 def test_every_family_keeps_every_kind_of_rotation(tmp_path, name):
-    for config in (TINY, *(one for one in FAMILIES if one.full is None)):  # Gemma 4 has a rotation of its own
+    others = (config for config, kind in zip(FAMILIES, KINDS, strict=True) if kind not in OWN_ROTATION)
+    for config in (TINY, *others):
         config = dataclasses.replace(config, rope_scaling=SCALINGS[name])
         assert read_as(tmp_path, **families.write(config)) == config
         hash(config)
@@ -402,8 +422,8 @@ def test_smooth_yarn_is_kept_but_refused_for_gemma_3_both_ways(tmp_path):
     smooth = SCALINGS["yarn"]._replace(truncate=False)
     for config, kind in zip((TINY, *FAMILIES), ("llama", *KINDS), strict=True):
         config = dataclasses.replace(config, rope_scaling=smooth)
-        if kind == "gemma4_text":
-            refused("rope_scaling=.* cannot be saved as Gemma4ForCausalLM", families.write, config)
+        if kind in OWN_ROTATION:
+            refused(f"rope_scaling=.* cannot be saved as {OWN_ROTATION[kind]}", families.write, config)
         elif kind == "gemma3_text":
             refused("rope_scaling.truncate=False cannot be saved as Gemma3ForCausalLM", families.write, config)
         else:

@@ -245,20 +245,23 @@ def test_wrong_directories_are_refused_in_one_sentence(tmp_path, change, sentenc
     [
         ("gemma3", "language_model.model.", "vision_tower.vision_model.embeddings.patch_embedding.weight"),
         ("gemma4", "model.language_model.", "model.vision_tower.patch_embedder.input_proj.weight"),
+        ("qwen3_5", "model.language_model.", "model.visual.patch_embed.proj.weight"),
+        ("qwen3_5_moe", "model.language_model.", "model.visual.patch_embed.proj.weight"),
     ],
 )
 def test_of_a_model_with_a_vision_tower_the_text_model_is_read_and_it_says_so(tmp_path, family, longer, tower):
-    """Both spellings that transformers writes. A tensor of no known part is refused."""
-    whole = f"{family.capitalize()}ForConditionalGeneration"
+    """Both spellings that transformers writes. A tensor of no known part is refused. Layers that propose tokens are a part too."""
+    name = {"qwen3_5_moe": "Qwen3_5Moe"}.get(family, family.capitalize())
+    whole = f"{name}ForConditionalGeneration"
 
     def wrapped(config, tensors):
         inner = {key: value for key, value in config.items() if key != "architectures"}
         tied = inner.pop("tie_word_embeddings", True)
         config.clear()
         config.update(architectures=[whole], model_type=family, text_config=inner, tie_word_embeddings=tied)
-        for name in list(tensors):
+        for name in [name for name in tensors if name.startswith("model.")]:
             tensors[longer + name.removeprefix("model.")] = tensors.pop(name)
-        tensors[tower] = np.zeros((2, 3), np.float32)
+        tensors[tower] = tensors["mtp.fc.weight"] = np.zeros((2, 3), np.float32)
 
     shutil.copytree(GOLDENS / family, tmp_path / "out")
     config, params = hf.load(edited(tmp_path / "out", wrapped))
@@ -267,7 +270,7 @@ def test_of_a_model_with_a_vision_tower_the_text_model_is_read_and_it_says_so(tm
     assert_same(params, expected)
     assert hf.remarks(GOLDENS / family) == [] == hf.remarks(GOLDENS / family / "scores.npz")
     assert [line.rpartition(": ")[2] for line in hf.remarks(tmp_path / "out")] == [
-        f"the text model of {whole} is trained and saved, as {family.capitalize()}ForCausalLM, without its other parts"
+        f"the text model of {whole} is trained and saved, as {name}ForCausalLM, without its other parts"
     ]
     other = edited(tmp_path / "out", lambda c, t: t.update({"model.head.weight": np.zeros(2, np.float32)}))
     refused("tensor model.head.weight of shape .* is not part of this architecture", hf.load, other)
@@ -345,7 +348,7 @@ def test_each_leaf_goes_to_its_sharding_as_it_is_read():
     assert_same(jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), half), host)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen2", "qwen2_moe", "mixtral"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen2", "qwen2_moe", "mixtral", "qwen3_5", "qwen3_next"])
 @pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 2, 2), (1, 1, 2)])
 def test_each_byte_is_read_once_and_each_piece_is_that_of_the_whole(family, sizes, monkeypatch):
     """However many devices hold a piece. The mesh splits both sides of a matrix."""

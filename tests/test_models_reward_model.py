@@ -17,11 +17,10 @@ from jaxrl_post.config import default, resolve
 from jaxrl_post.launch.parts import inputs, second_models
 from jaxrl_post.models import decoder, families, hf
 
-# transformers has no Gemma3ForSequenceClassification of texts, and of Gemma 4 none at all: the name is made alike.
-NAMES = {
-    family: f"{family[:6].title()}TextForSequenceClassification"
-    for family in ("gemma3", "gemma4", "gemma4_embeds", "gemma4_moe")
-}
+# transformers has none of these of texts but Qwen3.5's without experts: the others' names are made alike.
+OF_TEXTS = {"gemma3": "Gemma3", "gemma4": "Gemma4", "gemma4_embeds": "Gemma4", "gemma4_moe": "Gemma4"}
+OF_TEXTS |= {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}
+NAMES = {family: f"{name}TextForSequenceClassification" for family, name in OF_TEXTS.items()}
 
 
 def saved(folder, family: str = "llama2"):

@@ -42,7 +42,7 @@ def small() -> RewardScorer:
     return scorer()
 
 
-@pytest.mark.parametrize("family", ["llama2", "gemma2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama2", "gemma2", "qwen3", "qwen3_5"])
 def test_scores_are_those_of_plain_code(family):
     policy, params = hf.load(parity_arms.GOLDENS / family)
     head = np.random.default_rng(1).standard_normal((policy.embed, 1)).astype(np.float32)

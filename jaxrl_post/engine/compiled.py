@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxrl_post.engine import recurrent_rows
 from jaxrl_post.engine.host.device import DispatchOrder
 from jaxrl_post.engine.host.wire import (
     BULK,
@@ -34,13 +35,19 @@ from jaxrl_post.engine.row_program import dispatch
 from jaxrl_post.engine.row_state import Program, RowProgram, State
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.kernels import attention, choice, hardware, verify
-from jaxrl_post.models import decoder, experts
+from jaxrl_post.models import cache_kinds, decoder, experts
 from jaxrl_post.parallel import mesh as meshes
 
 
 def insert(drafter: Drafter, state: State, entry: Entry) -> State:
     """Returns the state after texts entered slots and pages were copied. The drafter learns the texts."""
-    cache = tuple(jax.vmap(attention.copy)(layer, entry.source, entry.target) for layer in state.cache)
+    states, pages = (entry.state, entry.slot), (entry.source, entry.target)
+    cache = tuple(
+        jax.vmap(attention.copy)(one, *pages)
+        if isinstance(one, attention.Cache)
+        else jax.vmap(recurrent_rows.copy)(one, *states)
+        for one in state.cache
+    )
     put = jax.vmap(lambda old, where, new: old.at[where].set(new, mode="drop"))
     learn = entry.argmax_tokens if entry.argmax_tokens.shape[-1] else entry.tokens
     memory = jax.vmap(drafter.enter)(state.memory, entry._replace(argmax_tokens=learn))
@@ -70,6 +77,7 @@ class Programs:
             config=config,
             dtype=sizes.dtype,
             spread=functools.partial(meshes.by_heads, mesh),
+            spread_states=functools.partial(meshes.by_state_heads, mesh, recurrent_rows.divided(meshes.head_axis)),
             routing=experts.Routing(
                 experts.highest, functools.partial(meshes.by_experts, mesh), choice.of_experts(mesh.devices.flat[0])
             ),
@@ -77,9 +85,14 @@ class Programs:
         )
         self._whole = meshes.replicated(mesh)
         self._blocks = meshes.slot_sharding(mesh)
-        cached = meshes.cache_sharding(mesh)
+        pages = attention.Cache(meshes.cache_sharding(mesh))
+        states = jax.tree.map(
+            functools.partial(jax.sharding.NamedSharding, mesh),
+            recurrent_rows.divided(functools.partial(meshes.head_axis, replicas=True)),
+        )
+        own = [one for one in config.kept if one.of is None]
         self._placed = State(
-            tuple(attention.Cache(cached) for one in config.kept if one.of is None), *[self._blocks] * 3
+            tuple(pages if isinstance(one, cache_kinds.Pages) else states for one in own), *[self._blocks] * 3
         )
         self._dispatches: dict[tuple[int, bool], Callable] = {}
         self._inserts: dict[bool, Callable] = {}
@@ -188,11 +201,12 @@ class Programs:
         def each(x):
             return jnp.broadcast_to(x, (s.replicas, *x.shape))
 
-        cache = tuple(
-            jax.tree.map(each, attention.empty(s.pages, s.page_size, one.kv_heads, one.head_dim, s.dtype))
-            for one in self.config.kept
-            if one.of is None
-        )
+        def kept(one: cache_kinds.Kind) -> Any:
+            if isinstance(one, cache_kinds.Pages):
+                return attention.empty(s.pages, s.page_size, one.kv_heads, one.head_dim, s.dtype)
+            return recurrent_rows.empty(s.slots, s.state_rows, one, s.dtype)
+
+        cache = tuple(jax.tree.map(each, kept(one)) for one in self.config.kept if one.of is None)
         tables, memory = jax.tree.map(each, drafter.empty(s.slots))
         texts = (jnp.zeros((s.replicas, s.slots, size), jnp.int32) for size in (s.max_length, self.watched(drafter)))
         return State(cache, *texts, memory), tables

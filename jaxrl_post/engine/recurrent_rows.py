@@ -13,14 +13,16 @@ No engine has such layers yet: models with a recurrent state are refused. The st
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_post.models import gated_delta
-from jaxrl_post.models.gated_delta import Tokens
+from jaxrl_post.models.cache_kinds import RecurrentState
+from jaxrl_post.models.gated_delta import Inputs, Tokens
 
 
 class Recurrent(NamedTuple):
@@ -28,15 +30,15 @@ class Recurrent(NamedTuple):
 
     - state: behind `start` settled rows, float32
     - start: int32, the position of the first pending row
-    - pending, inputs: of the rows from `start` on: what the rule reads, and what the convolution reads
-    - tail: the inputs of the convolution at the W - 1 positions before `start`
+    - pending, inputs: of the rows from `start` on: what the rule reads, and what the convolution reads, [S, C, heads, size]
+    - tail: the inputs of the convolution at the W - 1 positions before `start`, [S, W - 1, heads, size]
     """
 
     state: Float[Array, "S H K V"]
     start: Int[Array, " S"]
     pending: Tokens
-    inputs: Float[Array, "S C D"]
-    tail: Float[Array, "S W-1 D"]
+    inputs: Inputs
+    tail: Inputs
 
 
 class SlotRows(NamedTuple):
@@ -54,50 +56,83 @@ class SlotRows(NamedTuple):
     settled: Int[Array, " S"]
 
 
-def empty(
-    slots: int, drafted: int, *, heads: int, key: int, value: int, inputs: int, width: int, dtype: jnp.dtype
-) -> Recurrent:
+def empty(slots: int, drafted: int, kind: RecurrentState, dtype: Any) -> Recurrent:
     """Returns a cache of zeros. dtype: of the convolution's inputs. States and what the rule reads are float32."""
-    S, C, H = slots, drafted, heads
-    shapes = (S, C, H, key), (S, C, H, key), (S, C, H, value), (S, C, H), (S, C, H)
+    S, C, H, keys = slots, drafted, kind.value_heads, (kind.value_heads, kind.key_dim)
+    values, shared = (H, kind.value_dim), (kind.key_heads, kind.key_dim)
+
+    def inputs(rows: int) -> Inputs:
+        return Inputs(*(jnp.zeros((S, rows, *each), dtype) for each in (shared, shared, values)))
+
     return Recurrent(
-        state=jnp.zeros((S, H, key, value), jnp.float32),
+        state=jnp.zeros((S, *keys, kind.value_dim), jnp.float32),
         start=jnp.zeros(S, jnp.int32),
-        pending=Tokens(*(jnp.zeros(shape, jnp.float32) for shape in shapes)),
-        inputs=jnp.zeros((S, C, inputs), dtype),
-        tail=jnp.zeros((S, width - 1, inputs), dtype),
+        pending=Tokens(*(jnp.zeros((S, C, *each), jnp.float32) for each in (keys, keys, values, (H,), (H,)))),
+        inputs=inputs(C),
+        tail=inputs(kind.width - 1),
     )
+
+
+def divided(by_axis: Callable[[int | None], Any]) -> Recurrent:
+    """Returns how the arrays of a cache are divided. by_axis: from the axis of an array's heads, or None."""
+    return Recurrent(by_axis(1), by_axis(None), *(by_axis(2),) * 3)
+
+
+def slot_rows(position: Int[Array, " S"], count: Int[Array, " S"], forced: Int[Array, " S"]) -> SlotRows:
+    """Returns the rows of a step that lie slot by slot. forced: rows of each slot whose input token is settled."""
+    return SlotRows(jnp.cumsum(count) - count, position, count, jnp.minimum(count, forced))
 
 
 def accepted(cache: Recurrent, rows: SlotRows) -> Int[Array, " S"]:
     """Returns how many pending rows of each slot were accepted. A slot that begins, or has no row, has none."""
     some = (rows.position > 0) & (rows.count > 0)
-    return jnp.where(some, jnp.clip(rows.position - cache.start, 0, cache.inputs.shape[1]), 0)
+    return jnp.where(some, jnp.clip(rows.position - cache.start, 0, cache.inputs.v.shape[1]), 0)
+
+
+def read(
+    cache: Recurrent,
+    rows: SlotRows,
+    slot: Int[Array, " R"],
+    inputs: Inputs,
+    g: Float[Array, "R H"],
+    beta: Float[Array, "R H"],
+    weights: Inputs,
+) -> tuple[Float[Array, "R H V"], Recurrent]:
+    """Returns what each row reads, in float32, and the cache behind the step's settled rows.
+
+    Args:
+      slot: of each row.
+      inputs: of the rows, [R, heads, size], in the dtype of the cache's.
+      weights: of the convolution, [W, heads, size], float32.
+    """
+    made = Inputs(*(convolve(cache, rows, name, getattr(inputs, name), slot, getattr(weights, name)) for name in "qkv"))
+    return advance(cache, rows, gated_delta.tokens(made, g, beta), inputs)
 
 
 def convolve(
-    cache: Recurrent, rows: SlotRows, x: Float[Array, "R D"], slot: Int[Array, " R"], weights: Float[Array, "W D"]
-) -> Float[Array, "R D"]:
-    """Returns gated_delta.convolved at each row. slot: of each row. Earlier inputs are rows of this step or kept ones."""
-    W, known = len(weights), _known(cache, rows)
+    cache: Recurrent, rows: SlotRows, name: str, x: Float[Array, "R h D"], slot: Int[Array, " R"], weights: Array
+) -> Float[Array, "R h D"]:
+    """Returns gated_delta.convolved at each row, for q, k or v by name. Earlier inputs are rows of this step or kept ones."""
+    W, known = len(weights), _known(rows, getattr(cache.tail, name), getattr(cache.inputs, name))
     number = jnp.arange(len(x)) - rows.first[slot]  # of the row in its slot
-    out = x * weights[-1]
+    out = x.astype(weights.dtype) * weights[-1]
     for back in range(1, W):
         kept = known[slot, W - 1 + accepted(cache, rows)[slot] + number - back]
-        out = out + jnp.where((number >= back)[:, None], jnp.roll(x, back, axis=0), kept) * weights[-1 - back]
+        earlier = jnp.where((number >= back)[:, None, None], jnp.roll(x, back, axis=0), kept)
+        out = out + earlier.astype(weights.dtype) * weights[-1 - back]
     return out
 
 
 def advance(
-    cache: Recurrent, rows: SlotRows, tokens: Tokens, x: Float[Array, "R D"]
+    cache: Recurrent, rows: SlotRows, tokens: Tokens, inputs: Inputs
 ) -> tuple[Float[Array, "R H V"], Recurrent]:
-    """Returns what each row reads, and the cache behind the step's settled rows. tokens, x: of the R rows.
+    """Returns what each row reads, and the cache behind the step's settled rows. tokens, inputs: of the R rows.
 
     The loop has as many turns as the slot with the most rows needs, accepted ones included. Of a slot without rows nothing
     changes.
     """
-    S, C, _ = cache.inputs.shape
-    again, R = accepted(cache, rows), len(x)
+    S, C = cache.inputs.v.shape[:2]
+    again, R = accepted(cache, rows), len(tokens.v)
     begins = (rows.position == 0) & (rows.count > 0)
     start = jnp.where(begins[:, None, None, None], 0, cache.state)
     out = jnp.zeros((R, *tokens.v.shape[1:]), jnp.float32)
@@ -120,38 +155,52 @@ def advance(
 
     turns = jnp.max(jnp.where(rows.count > 0, again + rows.count, 0))
     _, base, out = jax.lax.fori_loop(0, turns, turn, (start, start, out))
-    return out, _moved(cache, rows, tokens, x, base)
+    return out, _moved(cache, rows, tokens, inputs, base)
 
 
-def _known(cache: Recurrent, rows: SlotRows) -> Array:
-    """Returns the kept inputs of each slot, [S, W - 1 + C, D], and zeros of a slot that begins."""
-    both = jnp.concatenate([cache.tail, cache.inputs], axis=1)
-    return jnp.where((rows.position == 0)[:, None, None], 0, both)
+def _known(rows: SlotRows, tail: Array, inputs: Array) -> Array:
+    """Returns the kept inputs of each slot, [S, W - 1 + C, heads, size], and zeros of a slot that begins."""
+    both = jnp.concatenate([tail, inputs], axis=1)
+    return jnp.where((rows.position == 0)[:, None, None, None], 0, both)
 
 
-def _moved(cache: Recurrent, rows: SlotRows, tokens: Tokens, x: Array, base: Array) -> Recurrent:
+def _moved(cache: Recurrent, rows: SlotRows, tokens: Tokens, inputs: Inputs, base: Array) -> Recurrent:
     """Returns the cache behind the step's settled rows. The drafted rows are pending."""
-    known, back, drafted = _known(cache, rows), cache.tail.shape[1], cache.inputs.shape[1]
     again, changed = accepted(cache, rows), rows.count > 0
+    back, drafted = cache.tail.v.shape[1], cache.inputs.v.shape[1]
+    # Number of the row whose input is in the tail. Those below 0 are known from before.
+    number = rows.settled[:, None] - back + jnp.arange(back)
 
     def of_rows(values: Array, first: Array, size: int) -> Array:
         place = rows.first[:, None] + first[:, None] + jnp.arange(size)
         return values[jnp.clip(place, 0, len(values) - 1)]
 
-    def kept(new: Array, old: Array) -> Array:
+    def ended(tail: Array, kept: Array, new: Array) -> Array:
+        known = _known(rows, tail, kept)
+        place = jnp.clip(back + again[:, None] + number, 0, known.shape[1] - 1)
+        earlier = jnp.take_along_axis(known, place[..., None, None], axis=1)
+        return jnp.where((number < 0)[..., None, None], earlier, of_rows(new, rows.settled - back, back))
+
+    def stays(new: Array, old: Array) -> Array:
         return jnp.where(changed.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-    number = (
-        rows.settled[:, None] - back + jnp.arange(back)
-    )  # of the row whose input is in the tail; earlier ones are known
-    place = jnp.clip(back + again[:, None] + number, 0, known.shape[1] - 1)
-    earlier = jnp.take_along_axis(known, place[..., None], axis=1)
-    tail = jnp.where((number < 0)[..., None], earlier, of_rows(x, rows.settled - back, back))
     new = Recurrent(
         state=base,
         start=rows.position + rows.settled,
         pending=jax.tree.map(lambda values: of_rows(values, rows.settled, drafted), tokens),
-        inputs=of_rows(x, rows.settled, drafted),
-        tail=tail.astype(cache.tail.dtype),
+        inputs=jax.tree.map(lambda values: of_rows(values, rows.settled, drafted), inputs),
+        tail=jax.tree.map(ended, cache.tail, cache.inputs, inputs),
     )
-    return jax.tree.map(kept, new, cache)
+    return jax.tree.map(stays, new, cache)
+
+
+def copy(cache: Recurrent, source: Int[Array, " I"], target: Int[Array, " I"]) -> Recurrent:
+    """Returns the cache in which slots `target` have the states that slots `source` had. A target >= S is dropped."""
+    return jax.tree.map(lambda x: x.at[target].set(x[source], mode="drop"), cache)
+
+
+def copied(caches: tuple, source: Int[Array, " S"]) -> tuple:
+    """Returns the caches of all layers, in which each slot has the state that slot `source` had. Pages stay as they are."""
+    return tuple(
+        jax.tree.map(lambda x: x[source], cache) if isinstance(cache, Recurrent) else cache for cache in caches
+    )

@@ -153,7 +153,13 @@ class RowEngine(RowHost):
                 f"engine.max_length={sizes.max_length} is beyond the model's {model.max_length} positions; the "
                 f"nearest valid value is {model.max_length}"
             )
-        sizes = replace(sizes, replicas=meshes.replicas(mesh))
+        recurrent = bool(cache_kinds.states(model.kept))
+        if recurrent and sizes.prompt_rows:
+            raise ValueError(
+                f"engine.prompt_rows={sizes.prompt_rows}: the model has layers with a recurrent state, whose prompts the row "
+                "program computes; the nearest valid value is 0"
+            )
+        sizes = replace(sizes, replicas=meshes.replicas(mesh), recurrent=recurrent)
         sequence.check_sizes(sizes)  # before anything is compiled
         drafting = drafting or Drafting(
             Drafter(), replicas=sizes.replicas, slots=sizes.slots, past=lambda prompt_id: ()

@@ -69,14 +69,17 @@ def rank_of(xp, order: Array) -> Array:
     return xp.argsort(order)
 
 
-def counts(xp, forced: Array, candidates: Array, values: Array, order: Array, rows: int, heads: int) -> Array:
+def counts(
+    xp, forced: Array, candidates: Array, values: Array, order: Array, rows: int, heads: int, most: Array | None = None
+) -> Array:
     """Returns int[S]: rows of each slot, at most `rows` in all, of which at most `heads` sample.
 
     `forced` [S]: rows whose input token is settled: 1 for a running slot, more during prefill, 0 for an idle slot.
     `candidates` [S]: rows behind them that verify a prefix. `values` [S, W]: worth of drafts behind those (see
-    `value_fill`). `order` [S]: slots, oldest first. heads >= S, so only candidates can be short of heads."""
+    `value_fill`). `order` [S]: slots, oldest first. heads >= S, so only candidates can be short of heads. `most` [S]: rows that
+    a slot in prefill may have; None: any number."""
     running = (forced == 1).astype(forced.dtype)
-    prefill = xp.where(forced > 1, forced, 0)
+    prefill = xp.where(forced > 1, forced if most is None else xp.minimum(forced, most), 0)
     left = xp.maximum(rows - xp.sum(running), 0)
     before = xp.cumsum(prefill[order]) - prefill[order]
     given = xp.clip(left - before, 0, prefill[order])[rank_of(xp, order)]
@@ -101,12 +104,13 @@ def plan(
     rows: int,
     heads: int,
     places: int | None = None,
+    most: Array | None = None,
 ) -> Plan:
     """Gives `rows` rows to slots, of which `heads` may sample. Every running slot needs a row: rows >= running slots.
 
-    `places`: length of the head arrays; entries behind `heads` stay empty. None: as many as heads.
+    `places`: length of the head arrays; entries behind `heads` stay empty. None: as many as heads. `most`: as in `counts`.
     """
-    count = counts(xp, forced, candidates, values, order, rows, heads)
+    count = counts(xp, forced, candidates, values, order, rows, heads, most)
     sampling = xp.maximum(count - forced + 1, 0) * (count > 0)
     slot, offset, real = _spread(xp, count, rows)
     head_slot, head_rank, head_real = _spread(xp, sampling, places or heads)

@@ -19,20 +19,19 @@ itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxrl_post.engine import row_plan
+from jaxrl_post.engine import recurrent_rows, row_plan
 from jaxrl_post.engine.host import wire as c
 from jaxrl_post.engine.host.wire import OFFERS, USES, DispatchResult, EngineSettings
 from jaxrl_post.engine.row_state import Heads, RowProgram, Slots, State, Work
 from jaxrl_post.engine.speculation.interface import Context, Drafter, Drafts, Step
 from jaxrl_post.kernels import attention, sampling, thresholds, verify
-from jaxrl_post.models import decoder, experts
+from jaxrl_post.models import cache_kinds, decoder, experts, layer_loop
 from jaxrl_post.parallel import mesh as meshes
 
 
@@ -67,12 +66,13 @@ def _step(
     drafts, tokens, work = _planned(program, tables, packed, state, slots, going)
     plan, position = work.plan, work.position
     at = attention.Rows(plan.slot, position, plan.real, packed[:, c.TABLE :])
-    attend = program.attending(at, attention.attention)
-    routing, start = program.routing, state.cache
+    by_slot = recurrent_rows.slot_rows(slots.num_computed, plan.count, work.forced)
+    attend, recur = program.attending(at, attention.attention), program.recurring(by_slot, plan.slot)
+    calls, start = layer_loop.Callbacks(attend, program.routing, recur), state.cache
     inputs = jnp.where(plan.real, tokens[plan.slot, position], 0)
     if sizes.route_words:
-        (attend, routing), start = _recording(attend, routing), (state.cache, ())
-    h, cache = decoder.hidden(params, config, inputs, position, attend, start, dtype=program.dtype, routing=routing)
+        calls, start = _recording(calls), (state.cache, ())
+    h, cache = decoder.hidden(params, config, inputs, position, cache=start, dtype=program.dtype, **calls._asdict())
 
     slot, after = plan.head_slot, position[plan.head_row] + 1
     candidate = jnp.where(after < work.candidate_end[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
@@ -103,12 +103,20 @@ def _planned(
     sizes, rows = program.sizes, program.rows
     bound = _bound(packed, sizes)
     drafts, tokens, values = _drafted(program.drafter, tables, state.memory, packed, state.tokens, slots, going, bound)
+    # A state cannot be taken back: it keeps few rows that may still be rejected.
+    most = sizes.state_rows if cache_kinds.states(program.config.kept) else rows
+    values = jnp.where(jnp.arange(values.shape[1]) < most, values, 0) if most < values.shape[1] else values
     offered = jnp.sum(values > 0, axis=1, dtype=jnp.int32)
     candidate_end = jnp.where(offered > 0, slots.num_tokens + offered, slots.candidate_end)
     forced = jnp.where(going & (slots.num_tokens <= bound), slots.num_tokens - slots.num_computed, 0)
     candidates = jnp.where(offered > 0, 0, jnp.maximum(jnp.minimum(candidate_end, bound) - slots.num_tokens, 0))
+    candidates = jnp.minimum(candidates, most) if most < rows else candidates
     weighed = values * jax.lax.bitcast_convert_type(packed[:, c.WEIGHT], jnp.float32)[:, None]
-    heads = dict(heads=min(sizes.head_rows, rows), places=sizes.head_places(rows))
+    heads = dict(heads=min(sizes.head_rows, rows), places=sizes.head_places(rows), most=None)
+    if cache_kinds.states(program.config.kept):
+        # Others copy the state that stands exactly behind the prompt that they wait for.
+        left = packed[:, c.WATCH] - slots.num_computed
+        heads["most"] = jnp.where(left > 0, left, forced)
     plan = row_plan.plan(jnp, forced, candidates, weighed, packed[:, c.ORDER], rows=rows, **heads)
     position = jnp.where(plan.real, slots.num_computed[plan.slot] + plan.offset, 0)
     return drafts, tokens, Work(plan, position, candidate_end, forced, values)
@@ -144,18 +152,14 @@ def _shared(
     return State(cache, tokens, argmax_tokens, drafter.observe(memory, drafts, step)), settled
 
 
-def _recording(attend: Callable, routing: experts.Routing) -> tuple[Callable, experts.Routing]:
-    """Returns both such that the second part of the cache collects the chosen experts of each layer, [R, k]."""
-
-    def attend_beside(layer, q, k, v, cache, **how):
-        out, pages = attend(layer, q, k, v, cache[0], **how)
-        return out, (pages, cache[1])
+def _recording(calls: layer_loop.Callbacks) -> layer_loop.Callbacks:
+    """Returns them such that the second part of the cache collects the chosen experts of each layer, [R, k]."""
 
     def choose(layer, scores, per_token, cache):
-        ids, _ = routing.choose(layer, scores, per_token, None)
+        ids, _ = calls.routing.choose(layer, scores, per_token, None)
         return ids, (cache[0], (*cache[1], ids))
 
-    return attend_beside, routing._replace(choose=choose)
+    return layer_loop.beside(calls)._replace(routing=calls.routing._replace(choose=choose))
 
 
 def _drafted(
@@ -207,7 +211,11 @@ def _follow(
     source = jnp.take_along_axis(packed[:, c.TABLE :][best], block, axis=1)
     target = jnp.take_along_axis(packed[:, c.TABLE :], block, axis=1)
     target = jnp.where(written & (target != source) & (source < sizes.pages), target, sizes.pages).reshape(-1)
-    cache = tuple(attention.copy(layer, jnp.minimum(source.reshape(-1), sizes.pages - 1), target) for layer in cache)
+    source = jnp.minimum(source.reshape(-1), sizes.pages - 1)
+    cache = tuple(
+        attention.copy(one, source, target) if isinstance(one, attention.Cache) else one
+        for one in recurrent_rows.copied(cache, best)
+    )
     leads = (leader == jnp.arange(sizes.slots)) & (packed[:, c.ACTIVE] > 0)
     won = jnp.sum(jnp.where(leads, slots.num_tokens[best] - slots.num_tokens, 0))
     moved = ("num_tokens", "num_computed", "done", "logprobs", "entropies", "stamps", "kept")
@@ -338,6 +346,10 @@ def dispatch(
         return number + 1, *step(params, tables, packed, state, slots, number, scalars[2] > 0)
 
     state = state._replace(memory=state.memory._replace(counts=jnp.zeros_like(state.memory.counts)))
+    if program.drafter.width and cache_kinds.states(program.config.kept):
+        # A clone has its leader's pages already, shared or copied.
+        ways = jax.vmap(recurrent_rows.copied), lambda cache, _: cache
+        state = state._replace(cache=jax.lax.cond(scalars[2] > 0, *ways, state.cache, packed[..., c.LEADER]))
     number, state, slots = jax.lax.while_loop(go_on, body, (jnp.int32(0), state, slots))
     return state, _reported(program, packed, state, slots, number)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array
 
-from jaxrl_post.engine import row_plan
+from jaxrl_post.engine import recurrent_rows, row_plan
 from jaxrl_post.engine.host.wire import EngineSettings
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.kernels import attention, hardware
@@ -19,8 +19,9 @@ from jaxrl_post.models import cache_kinds, decoder, experts
 class State(NamedTuple):
     """What stays on the device between dispatches, with a leading replica axis.
 
-    cache: one Cache for each layer that has pages of its own. tokens: int32[replicas, S, T]. argmax_tokens: the likeliest
-    token at each position, int32[replicas, S, T]; T = 0 without a drafter. memory: what the drafter remembers."""
+    cache: for each layer that keeps something of its own, a Cache of pages or a recurrent_rows.Recurrent. tokens:
+    int32[replicas, S, T]. argmax_tokens: the likeliest token at each position, int32[replicas, S, T]; T = 0 without a drafter.
+    memory: what the drafter remembers."""
 
     cache: tuple
     tokens: Array
@@ -68,12 +69,14 @@ class Heads(NamedTuple):
 class Program:
     """What is fixed when a program is compiled.
 
-    `dtype`: of activations. `spread(attention)`: the same attention, run by each device on its own part. `routing`: how
-    rows come to their experts. `platforms`: those whose kernels may be used."""
+    `dtype`: of activations. `spread(attention)`: the same attention, run by each device on its own part.
+    `spread_states(read)`: the same for recurrent_rows.read. `routing`: how rows come to their experts. `platforms`: those
+    whose kernels may be used."""
 
     config: decoder.ModelConfig
     dtype: Any
     spread: Callable
+    spread_states: Callable
     routing: experts.Routing = experts.ALONE
     platforms: frozenset[str] = hardware.PLATFORMS
 
@@ -93,6 +96,17 @@ class Program:
             return run(q, written, rows, *own), (*cache[:place], written, *cache[place + 1 :])
 
         return attend
+
+    def recurring(self, rows: recurrent_rows.SlotRows, slot: Array) -> Callable:
+        """Returns the decoder's `recur`: each row reads the state of its slot, and settled rows move it. slot: of each row."""
+        places, run = cache_kinds.places(self.config.kept), self.spread_states(recurrent_rows.read)
+
+        def recur(layer, inputs, g, beta, weights, cache):
+            place = places[layer]
+            out, moved = run(cache[place], rows, slot, inputs, g, beta, weights)
+            return out, (*cache[:place], moved, *cache[place + 1 :])
+
+        return recur
 
 
 @dataclass(frozen=True, kw_only=True)

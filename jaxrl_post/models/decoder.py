@@ -13,10 +13,14 @@ Outside this file `params` is a plain nested dict of arrays:
   - by the config: q_bias [N,H], k_bias and v_bias [K,H], q_norm and k_norm [H], attn_post_norm and ffw_post_norm [D],
     sinks [N], o_bias [D], layer_scalar [1], layer_gate [D,P], layer_up [P,D], layer_post_norm [D]
 
-K and H are the layer's own (config.kept). A layer that reads another layer's pages has no k, v, k_bias, v_bias and k_norm. One
-whose values are its keys has no v and v_bias.
+A layer with a gated delta rule in the place of attention has none of q, k, v and o. It has, with h key heads and N value heads:
+- linear_q and linear_k [D,h,K], linear_v and linear_z [D,N,V], linear_rate and linear_decay [D,N], linear_norm [V]
+- conv_q and conv_k [W,h,K], conv_v [W,N,V], dt_bias and a_log [N], linear_o [N,V,D]
 
-Invariant: apart from `attend`, a row (one token at one position) is computed from that row alone. So its value cannot
+K and H are the layer's own (config.kept). With `attn_gate`, q is [D,N,2H]. A layer that reads another layer's pages has no k, v,
+k_bias, v_bias and k_norm. One whose values are its keys has no v and v_bias.
+
+Invariant: apart from `attend` and `recur`, a row (one token at one position) is computed from that row alone. So its value cannot
 depend on the other rows of the batch. Norms, rotation and scores are computed in float32 or wider. Cache, mask and
 pages belong to the caller's `attend`.
 """
@@ -36,7 +40,9 @@ from flax import nnx, traverse_util
 from jaxtyping import Array, Float, Int
 
 from jaxrl_post.models import experts, layer_loop
+from jaxrl_post.models.cache_kinds import Pages, RecurrentState
 from jaxrl_post.models.layer import Layer, norm, param
+from jaxrl_post.models.linear_layer import LinearLayer
 from jaxrl_post.models.model_config import ModelConfig, frequencies, turn_scale
 from jaxrl_post.parallel import relayout
 
@@ -57,7 +63,8 @@ class Decoder(nnx.Module):
             self.layer_embed = param((c.vocab_size, c.layers * P), ("vocab", "embed"), std=P**-0.5)
             self.layer_proj = param((c.embed, c.layers, P), ("embed", None, None), std=c.embed**-0.5)
             self.layer_proj_norm = param((P,), (None,), mean=1.0 - c.norm_offset)
-        self.layers = nnx.Dict({str(index): Layer(config, index) for index in range(c.layers)})
+        kinds = {Pages: Layer, RecurrentState: LinearLayer}
+        self.layers = nnx.Dict({str(index): kinds[type(kept)](c, index) for index, kept in enumerate(c.kept)})
         self.final_norm = param((c.embed,), (None,), mean=1.0 - c.norm_offset)
         if c.scalar:
             self.score = param((c.embed, 1), ("embed", None))
@@ -65,7 +72,15 @@ class Decoder(nnx.Module):
             self.head = param((c.embed, c.vocab_size), ("embed", "vocab"), std=c.embed**-0.5)
 
     def hidden(
-        self, tokens: Array, positions: Array, attend: Callable, cache: Any, noise: Any, dtype: Any, loop, rows, routing
+        self,
+        tokens: Array,
+        positions: Array,
+        calls: layer_loop.Callbacks,
+        cache: Any,
+        noise: Any,
+        dtype: Any,
+        loop,
+        rows,
     ):
         with jax.named_scope("embed"):
             h = rows(jnp.asarray(self.embed[...]), tokens, dtype)
@@ -82,7 +97,7 @@ class Decoder(nnx.Module):
         with jax.named_scope("rope"):
             turns = _turns(self.config, positions, jnp.promote_types(dtype, jnp.float32))
         layers = [self.layers[str(index)] for index in range(self.config.layers)]
-        h, cache = layer_loop.run(layers, h, turns, self.config.kept, attend, cache, loop, routing, given)
+        h, cache = layer_loop.run(layers, h, turns, self.config.kept, calls, cache, loop, given)
         with jax.named_scope("final_norm"):
             return norm(h, self.final_norm[...], self.config), cache
 
@@ -99,7 +114,7 @@ class Decoder(nnx.Module):
 
 
 def _turns(config: ModelConfig, positions: Array, wide: Any) -> list[tuple[Array, Array]]:
-    """Returns cosines and sines of each layer, [..., H/2]. Layers with equal ones share theirs."""
+    """Returns cosines and sines of each layer, one for each rotated pair. Layers with equal ones share theirs."""
     made: dict[tuple[bytes, float], tuple[Array, Array]] = {}
     keys = []
     for layer in range(config.layers):
@@ -190,6 +205,7 @@ def hidden(
     loop: layer_loop.LayerLoop = layer_loop.ALL_WRITTEN,
     rows: Callable | None = None,
     routing: experts.Routing = experts.ALONE,
+    recur: Callable | None = None,
 ) -> tuple[Float[Array, "*rows D"], Any]:
     """Returns the last layer's normed output, and the cache after all calls of `attend`.
 
@@ -202,6 +218,10 @@ def hidden(
     no value, so it only takes weight: out = sum_j exp(s_j) v_j / (sum_j exp(s_j) + exp(sink)).
     It gives its output the name layer_loop.ATTENDED where a remat policy may keep it.
 
+    recur(layer, inputs, g [..., H], beta [..., H], weights, cache) -> (out [..., H, V], cache) is called in the place of
+    `attend` in a layer with a recurrent state. inputs, weights: gated_delta.Inputs, of the rows [..., h, K] and [..., H, V], and of
+    the convolution [W, h, K] and [W, H, V]. It computes the convolution, gated_delta.tokens and the rule in float32 or wider.
+
     Args:
       noise: is added to the embeddings, before embed_scale. None: nothing.
       dtype: of the computation; params of another dtype are cast where they are used.
@@ -213,7 +233,8 @@ def hidden(
     """
     graph, _ = _skeleton(config)
     rows = rows or (lambda embed, tokens, dtype: embed[tokens].astype(dtype))
-    return nnx.merge(graph, params).hidden(tokens, positions, attend, cache, noise, dtype, loop, rows, routing)
+    calls = layer_loop.Callbacks(attend, routing, recur)
+    return nnx.merge(graph, params).hidden(tokens, positions, calls, cache, noise, dtype, loop, rows)
 
 
 def logits(params: dict, config: ModelConfig, h: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:

@@ -14,10 +14,17 @@ from jaxrl_post.ring.json_text import shown
 
 MOST = 1 << 16  # experts of a layer
 _SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": None, "num_experts_per_tok": 4, "norm_topk_prob": False}
+_SHARING = ("qwen2_moe", "qwen3_5_moe_text", "qwen3_next")  # kinds with an expert that every token uses
 # What an absent key means, by model_type. The families of these kinds have experts. Gemma 4 may have some, and no other has.
 ABSENT: dict[str, dict[str, Any]] = {
     "qwen2_moe": _SPARSE | {"num_experts": 60, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
     "qwen3_moe": _SPARSE | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    "qwen3_5_moe_text": _SPARSE
+    | {"num_experts": 256, "num_experts_per_tok": 8, "norm_topk_prob": True}
+    | {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
+    "qwen3_next": _SPARSE
+    | {"num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True}
+    | {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
     "mixtral": {"num_experts": 8, "num_experts_per_tok": 2},
     "gpt_oss": {"num_experts": 128, "num_experts_per_tok": 4, "swiglu_alpha": experts.ALPHA, "swiglu_limit": 7.0},
 }
@@ -51,6 +58,12 @@ def read(file: Path, kind: str, given: Mapping, layers: int) -> Experts | None:
             )
         limit = keys.above(file, given, "swiglu_limit", 0.0)
         return Experts(count, used, keys.count(file, given, "intermediate_size"), biased=True, limit=limit)
+    if kind == "qwen3_5_moe_text":  # transformers has experts in every layer, and renormalises, whatever these say
+        for key, wanted in (("norm_topk_prob", True), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+            if given[key] not in (wanted, None):
+                raise ValueError(
+                    f"model {file}: {key}={shown(given[key])} is not supported; the nearest valid value is {shown(wanted)}"
+                )
     named, step = given["mlp_only_layers"] or [], keys.count(file, given, "decoder_sparse_step", keys.MOST_LAYERS)
     if not isinstance(named, list) or not all(type(one) is int and 0 <= one < layers for one in named):
         raise ValueError(
@@ -59,12 +72,12 @@ def read(file: Path, kind: str, given: Mapping, layers: int) -> Experts | None:
     # One feed-forward have the layers that are named, and all but every decoder_sparse_step-th.
     dense = tuple(index for index in range(layers) if index in named or (index + 1) % step)
     if len(dense) == layers:
+        instead = f"; a model without experts is a {kind.removesuffix('_moe')}" if kind.endswith("_moe") else ""
         raise ValueError(
             f"model {file}: mlp_only_layers={shown(given['mlp_only_layers'])} and decoder_sparse_step="
-            f"{shown(given['decoder_sparse_step'])} leave none of {layers} layers with experts; a model without experts "
-            f"is a {kind.removesuffix('_moe')}"
+            f"{shown(given['decoder_sparse_step'])} leave none of {layers} layers with experts{instead}"
         )
-    shared = keys.count(file, given, "shared_expert_intermediate_size") if kind == "qwen2_moe" else 0
+    shared = keys.count(file, given, "shared_expert_intermediate_size") if kind in _SHARING else 0
     width, renormalised = keys.count(file, given, "moe_intermediate_size"), keys.flag(file, given, "norm_topk_prob")
     return Experts(count, used, width, renormalised, shared, dense)
 
@@ -80,7 +93,7 @@ def written(kind: str, e: Experts | None) -> dict[str, Any]:
     if kind in ("mixtral", "gpt_oss"):
         clipped = {"swiglu_limit": e.limit} if kind == "gpt_oss" else {}
         return counts | {"num_local_experts": e.count, "intermediate_size": e.ffw, **clipped}
-    shared = {"shared_expert_intermediate_size": e.shared_ffw} if kind == "qwen2_moe" else {}
+    shared = {"shared_expert_intermediate_size": e.shared_ffw} if kind in _SHARING else {}
     return counts | {
         "num_experts": e.count,
         "moe_intermediate_size": e.ffw,
@@ -101,23 +114,22 @@ def differs(kind: str, config: ModelConfig) -> list[str]:
     own = dict(biased=kind == "gpt_oss", limit=(e.limit or 7.0) if kind == "gpt_oss" else None, beside=optional)
     if optional or kind in ("mixtral", "gpt_oss"):
         own |= dict(renormalised=True, dense_layers=(), shared_ffw=0)
+    elif kind == "qwen3_5_moe_text":
+        own |= dict(renormalised=True, dense_layers=())
     elif kind == "qwen3_moe":
         own |= dict(shared_ffw=0)
     out = [f"experts.{name}={getattr(e, name)}" for name, value in own.items() if getattr(e, name) != value]
-    return out + (["experts.shared_ffw=0"] if kind == "qwen2_moe" and not e.shared_ffw else [])
+    return out + (["experts.shared_ffw=0"] if kind in _SHARING and not e.shared_ffw else [])
 
 
 class Place(NamedTuple):
-    """Where a tensor of a layer with experts lies in the leaves.
+    """The leaves of a layer that a tensor holds, and which of their stacks of matrices; None: they are whole leaves.
 
-    - expert: which of a stack of matrices it is; None: it is the whole leaf
-    - beside: a second leaf, whose columns take turns with those of the first
-    - transposed: each matrix of a stack is [outputs, inputs]. The rows of a second leaf lie behind those of the first.
+    `transposed`: each matrix of a whole stack is [outputs, inputs].
     """
 
-    name: str
+    names: tuple[str, ...]
     expert: int | None = None
-    beside: str = ""
     transposed: bool = False
 
 
@@ -134,19 +146,20 @@ def _spelling(kind: str) -> tuple[str, dict[str, str]]:
 _IN_STACKS = {
     # Stacks [E, inputs, outputs] in the file too, gate and up in one of them: column 2f is gate's f, and 2f + 1 is up's.
     "gpt_oss": {
-        "mlp.router.weight": Place("router"),
-        "mlp.router.bias": Place("router_bias"),
-        "mlp.experts.gate_up_proj": Place("experts_gate", beside="experts_up"),
-        "mlp.experts.gate_up_proj_bias": Place("experts_gate_bias", beside="experts_up_bias"),
-        "mlp.experts.down_proj": Place("experts_down"),
-        "mlp.experts.down_proj_bias": Place("experts_down_bias"),
+        "mlp.router.weight": Place(("router",)),
+        "mlp.router.bias": Place(("router_bias",)),
+        "mlp.experts.gate_up_proj": Place(("experts_gate", "experts_up")),
+        "mlp.experts.gate_up_proj_bias": Place(("experts_gate_bias", "experts_up_bias")),
+        "mlp.experts.down_proj": Place(("experts_down",)),
+        "mlp.experts.down_proj_bias": Place(("experts_down_bias",)),
     },
+    # Stacks [E, outputs, inputs], gate's rows before up's.
     gemma4.KIND: {
-        "router.proj.weight": Place("router"),
-        "router.scale": Place("router_scale"),
-        "router.per_expert_scale": Place("expert_scale"),
-        "experts.gate_up_proj": Place("experts_gate", beside="experts_up", transposed=True),
-        "experts.down_proj": Place("experts_down", transposed=True),
+        "router.proj.weight": Place(("router",)),
+        "router.scale": Place(("router_scale",)),
+        "router.per_expert_scale": Place(("expert_scale",)),
+        "experts.gate_up_proj": Place(("experts_gate", "experts_up"), transposed=True),
+        "experts.down_proj": Place(("experts_down",), transposed=True),
     },
 }
 
@@ -157,14 +170,14 @@ def names(kind: str, e: Experts) -> Iterator[tuple[str, Place]]:
         yield from _IN_STACKS[kind].items()
         return
     block, sides = _spelling(kind)
-    yield f"{block}.gate.weight", Place("router")
+    yield f"{block}.gate.weight", Place(("router",))
     for expert in range(e.count):
         for name, theirs in sides.items():
-            yield f"{block}.experts.{expert}.{theirs}.weight", Place(f"experts_{name}", expert)
+            yield f"{block}.experts.{expert}.{theirs}.weight", Place((f"experts_{name}",), expert)
     if e.shared_ffw:
         for name, theirs in sides.items():
-            yield f"{block}.shared_expert.{theirs}.weight", Place(f"shared_{name}")
-        yield f"{block}.shared_expert_gate.weight", Place("shared_router")
+            yield f"{block}.shared_expert.{theirs}.weight", Place((f"shared_{name}",))
+        yield f"{block}.shared_expert_gate.weight", Place(("shared_router",))
 
 
 def apart(kind: str, config: ModelConfig, present: Mapping[str, Entry]) -> dict[str, Entry | mxfp4.Packed]:

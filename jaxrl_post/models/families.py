@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_post.models import config_keys as keys
-from jaxrl_post.models import decoder, expert_files, gemma4, mxfp4, rope, text_part
+from jaxrl_post.models import decoder, expert_files, gemma4, mxfp4, qwen35, rope, text_part
 from jaxrl_post.models.model_config import ModelConfig
 from jaxrl_post.models.tensor_file import Entry
 from jaxrl_post.ring import json_text
@@ -24,6 +24,7 @@ from jaxrl_post.ring.json_text import said, shown
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 _GEMMA = dict(norm_offset=1.0, post_norms=True)
+LAYER_TYPES = ("full_attention", "sliding_attention")  # of the families without keys of their own
 _OFF = dict(mlp_bias=False, use_bidirectional_attention=False)
 
 
@@ -31,7 +32,7 @@ class Family(NamedTuple):
     """One architecture: `kind` is its model_type, `fixed` the fields of ModelConfig that it decides.
 
     `absent`: the value of an absent key. None means: num_key_value_heads as heads, head_dim hidden_size / heads.
-    `own`: the module with the keys that no other family has: OWN, plain, read, written and differs, as in gemma4.py.
+    `own`: the module with the keys that no other family has, as gemma4.py: OWN, LAYER_TYPES, plain, read, written and differs.
     """
 
     architecture: str
@@ -121,6 +122,9 @@ FAMILIES = (
         },
     ),
     Family("Gemma4ForCausalLM", gemma4.KIND, gemma4.FIXED, gemma4.ABSENT, gemma4),
+    Family("Qwen3_5ForCausalLM", qwen35.KIND, qwen35.FIXED, qwen35.ABSENT, qwen35),
+    Family("Qwen3_5MoeForCausalLM", qwen35.WITH_EXPERTS, qwen35.FIXED, qwen35.ABSENT_WITH_EXPERTS, qwen35),
+    Family("Qwen3NextForCausalLM", qwen35.NEXT, qwen35.FIXED, qwen35.ABSENT_OF_NEXT, qwen35),
 )
 ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
 
@@ -200,9 +204,12 @@ def _family(file: Path, given: Mapping) -> tuple[Family, bool]:
             f"model {file}: architecture {said(', '.join(named))} is not read: its router chooses experts by sigmoid scores or in "
             "groups, and routers here by a softmax over all experts; the nearest that is read is Qwen3MoeForCausalLM"
         )
+    texts, wholes = (
+        ", ".join(one.partition("For")[0] for one in names) for names in (ARCHITECTURES, text_part.TEXT_MODELS)
+    )
     raise ValueError(
-        f"model {file}: architecture {said(', '.join(named))} is not read; known are "
-        f"{', '.join((*ARCHITECTURES, *text_part.TEXT_MODELS))}"
+        f"model {file}: architecture {said(', '.join(named))} is not read; known are {texts} (each ForCausalLM), and {wholes} "
+        "(each ForConditionalGeneration)"
     )
 
 
@@ -244,10 +251,10 @@ def _windows(file: Path, family: Family, given: Mapping, layers: int) -> tuple[i
     slides = _slides(file, family, given, layers)
     kinds = keys.texts(file, given, "layer_types")
     if kinds is not None:
-        if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        known = family.own.LAYER_TYPES if family.own else LAYER_TYPES
+        if len(kinds) != layers or not set(kinds) <= set(known):
             raise ValueError(
-                f"model {file}: layer_types={shown(kinds)} must name full_attention or sliding_attention for "
-                f"each of {layers} layers"
+                f"model {file}: layer_types={shown(kinds)} must name {' or '.join(known)} for each of {layers} layers"
             )
         named = [kind == "sliding_attention" for kind in kinds]
         if named != slides and family.kind in ("llama", "mistral", "mixtral", "qwen3_moe"):
@@ -376,7 +383,9 @@ _DECIDED = (
     "sinks",
     "v_norm",
     "layer_scalars",
+    "attn_gate",
     *gemma4.OWN,
+    *qwen35.OWN,
 )
 
 
@@ -403,10 +412,10 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
     if family.kind == "gemma3_text" and scaling is not None and not scaling.truncate:
         out.append("rope_scaling.truncate=False")
     sizes = set(config.windows)
-    alike = len(sizes) > 1
-    if {"llama": sizes != {None}, "mistral": alike, "mixtral": alike, "qwen3_moe": alike}.get(
-        family.kind, len(sizes - {None}) > 1
-    ):
+    alike, some = len(sizes) > 1, sizes != {None}
+    of_kind = {"llama": some, "mistral": alike, "mixtral": alike, "qwen3_moe": alike}
+    of_kind |= {qwen35.KIND: some, qwen35.WITH_EXPERTS: some, qwen35.NEXT: some}
+    if of_kind.get(family.kind, len(sizes - {None}) > 1):
         out.append(f"windows={config.windows}")
     if family.kind in ("llama", "gemma2", "gemma3_text") and config.embed % config.heads:
         out.append(f"embed={config.embed} (no multiple of heads={config.heads})")
@@ -416,12 +425,11 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
 # ---- Names of tensors
 
 
-class Tensor(NamedTuple):
-    """The place of a leaf of params in the files. `shape` is the shape in the files, `ours` the leaf's.
+class Leaf(NamedTuple):
+    """A leaf of params as it lies in a tensor of the files: its own numbers have `shape` there, and `ours` in params.
 
-    `transposed`: each matrix is [outputs, inputs] there. With `part`, the tensor is that entry of the leaf's first axis, and
-    `ours` is the shape of one entry. With `beside`, the tensor's columns are in turn those of this leaf and of that one.
-    Transposed, its rows are first all of this leaf, and then all of that one.
+    `transposed`: outputs come before inputs there. With `part`, the numbers are that entry of the leaf's first axis, and `ours`
+    is the shape of one entry. With `stack`, the first axis of both shapes is that of experts.
     """
 
     path: tuple[str, ...]
@@ -429,14 +437,25 @@ class Tensor(NamedTuple):
     ours: tuple[int, ...]
     transposed: bool
     part: int | None = None
-    beside: tuple[str, ...] | None = None
-    turn: int | None = None  # of two leaves in one tensor, the first or the second
+    stack: bool = False
 
-    def leaves(self) -> tuple[Tensor, ...]:
-        """Returns the tensor as it concerns each leaf that it holds numbers of."""
-        if self.beside is None:
-            return (self,)
-        return self._replace(turn=0), self._replace(path=self.beside, turn=1)
+
+class Tensor(NamedTuple):
+    """A tensor of the files, and the leaves that it holds: one, or several that share an axis.
+
+    The axis has `groups` equal stretches. In each of them every leaf has equally many neighbours, in the order of `leaves`.
+    """
+
+    leaves: tuple[Leaf, ...]
+    axis: int = 0
+    groups: int = 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Returns the shape in the files."""
+        sizes = list(self.leaves[0].shape)
+        sizes[self.axis] = sum(leaf.shape[self.axis] for leaf in self.leaves)
+        return tuple(sizes)
 
 
 _IN_LAYER = {
@@ -456,6 +475,15 @@ _IN_LAYER = {
     "gate": "mlp.gate_proj.weight",
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
+    **{f"linear_{name}": "linear_attn.in_proj_qkv.weight" for name in "qkv"},
+    "linear_z": "linear_attn.in_proj_z.weight",
+    "linear_rate": "linear_attn.in_proj_b.weight",
+    "linear_decay": "linear_attn.in_proj_a.weight",
+    **{f"conv_{name}": "linear_attn.conv1d.weight" for name in "qkv"},
+    "dt_bias": "linear_attn.dt_bias",
+    "a_log": "linear_attn.A_log",
+    "linear_norm": "linear_attn.norm.weight",
+    "linear_o": "linear_attn.out_proj.weight",
 }
 # Where outputs are normed too, the same name means another norm.
 _POST_NORMED = _IN_LAYER | {
@@ -484,25 +512,35 @@ _OUTSIDE = {
 def tensors(config: ModelConfig) -> dict[str, Tensor]:
     """Returns every tensor of the files by its name there: embedding, layers, last norm, head."""
     shapes = decoder.abstract(config)
-    names = _POST_NORMED if config.post_norms else _IN_LAYER
-    out = {_OUTSIDE["embed"]: _tensor(("embed",), shapes["embed"].shape)}
+    kind = _expressing(config).kind if config.linear or config.experts else ""
+    names = _POST_NORMED if config.post_norms else _IN_LAYER | (qwen35.BY_KEY_HEAD if kind == qwen35.NEXT else {})
+    out = {_OUTSIDE["embed"]: Tensor((_leaf(("embed",), shapes["embed"].shape),))}
     for index in range(config.layers):
         layer, experts = shapes["layers"][str(index)], config.experts_of(index)
-        places = {names[name]: expert_files.Place(name) for name in layer if name in names}
+        held: dict[str, tuple[str, ...]] = {}
+        for name in (name for name in names if name in layer):
+            held[names[name]] = (*held.get(names[name], ()), name)
+        places = {theirs: expert_files.Place(own) for theirs, own in held.items()}
         if experts is not None:
-            places |= dict(expert_files.names(_expressing(config).kind, experts))
-        for theirs, (name, part, beside, transposed) in places.items():
-            path, shape = ("layers", str(index), name), layer[name].shape
-            if part is None and name.startswith("experts_"):  # a whole stack, as it is in the leaf
-                other = ("layers", str(index), beside) if beside else None
-                *rest, outputs = *shape[:-1], shape[-1] * (2 if beside else 1)
-                whole = (*rest[:-1], outputs, rest[-1]) if transposed else (*rest, outputs)
-                tensor = Tensor(path, whole, shape, transposed, beside=other)
+            places |= dict(expert_files.names(kind, experts))
+        for theirs, (own, part, transposed) in places.items():
+            sizes = {("layers", str(index), name): layer[name].shape for name in own}
+            if transposed:
+                # Whole stacks of matrices [outputs, inputs]. Of two of them the rows of one lie behind those of the other.
+                leaves = tuple(Leaf(path, (E, F, D), (E, D, F), True, stack=True) for path, (E, D, F) in sizes.items())
+                tensor = Tensor(leaves, 1)
+            elif part is None and own[0].startswith("experts_"):
+                # Whole stacks, as they are in the leaves. Of two of them columns take turns.
+                leaves = tuple(Leaf(path, size, size, False, stack=True) for path, size in sizes.items())
+                tensor = Tensor(leaves, len(leaves[0].shape) - 1, leaves[0].shape[-1])
             else:
-                tensor = _tensor(path, shape if part is None else shape[1:])._replace(part=part)
+                first = 0 if part is None else 1
+                leaves = tuple(_leaf(path, size[first:], part) for path, size in sizes.items())
+                by_head = config.linear and kind == qwen35.NEXT and theirs in qwen35.BY_KEY_HEAD.values()
+                tensor = Tensor(leaves, groups=config.linear.key_heads if by_head else 1)
             out[f"model.layers.{index}.{theirs}"] = tensor
     for name in [name for name in _OUTSIDE if name in shapes and name != "embed"]:
-        out[_OUTSIDE[name]] = _tensor((name,), shapes[name].shape)
+        out[_OUTSIDE[name]] = Tensor((_leaf((name,), shapes[name].shape),))
     return out
 
 
@@ -519,14 +557,16 @@ def by_hub_names(config: ModelConfig, present: Mapping[str, Entry]) -> Mapping[s
     return expert_files.apart(_expressing(config).kind, config, present)
 
 
-def _tensor(path: tuple[str, ...], ours: tuple[int, ...]) -> Tensor:
+def _leaf(path: tuple[str, ...], ours: tuple[int, ...], part: int | None = None) -> Leaf:
     name = path[-1]
     if name == "shared_router":
-        return Tensor(path, (1, *ours), ours, False)
+        return Leaf(path, (1, *ours), ours, False)
     if len(ours) == 1 or name in ("embed", "layer_embed"):
-        return Tensor(path, ours, ours, False)
+        return Leaf(path, ours, ours, False)
     if name.endswith("_bias"):
-        return Tensor(path, (ours[0] * ours[1],), ours, False)
-    inputs = ours[0] * ours[1] if name == "o" else ours[0]
-    outputs = ours[-1] if name == "o" or len(ours) == 2 else ours[1] * ours[2]
-    return Tensor(path, (outputs, inputs), ours, True)
+        return Leaf(path, (ours[0] * ours[1],), ours, False)
+    last = name in ("o", "linear_o")  # its last axis alone is that of outputs
+    inputs = ours[0] * ours[1] if last else ours[0]
+    outputs = ours[-1] if last or len(ours) == 2 else ours[1] * ours[2]
+    between = (1,) if name.startswith("conv_") else ()  # a channel of a convolution reads itself alone
+    return Leaf(path, (outputs, *between, inputs), ours, True, part)

@@ -4,10 +4,9 @@ A token with decay exp(g), key k, value v, query q and rate beta turns the state
 
     S' = exp(g) S + k (beta (v - exp(g) S^T k))^T        o = S'^T q
 
-`steps` computes it token by token, as an engine's rows do. `packed` computes whole rows by chunks of matrix products, as a
-learner wants it. Both are of float32 or wider, and differ by rounding alone.
-
-No family has such layers yet.
+Queries, keys and values are first convolved with those of a few tokens before. `steps` computes the rule token by token, as
+an engine's rows do. `packed` computes whole rows by chunks of matrix products, as a learner wants it. Both are of float32 or
+wider, and differ by rounding alone.
 
 Invariant: nothing passes from one segment of a packed row to the next, neither by the state nor by the convolution.
 """
@@ -32,6 +31,25 @@ class Tokens(NamedTuple):
     v: Float[Array, "*tokens H V"]
     g: Float[Array, "*tokens H"]
     beta: Float[Array, "*tokens H"]
+
+
+class Inputs(NamedTuple):
+    """What the convolution reads of tokens, and how it weighs it: tokens are then its W positions. H / h value heads share a key."""
+
+    q: Float[Array, "*tokens h K"]
+    k: Float[Array, "*tokens h K"]
+    v: Float[Array, "*tokens H V"]
+
+
+def tokens(convolved: Inputs, g: Float[Array, "*tokens H"], beta: Float[Array, "*tokens H"]) -> Tokens:
+    """Returns what the rule reads of convolved inputs, in their dtype: activated, keys and queries of length 1, queries divided by sqrt(K).
+
+    The sum of squares under each length is above 0 by 1e-6, as in transformers."""
+    q, k, v = jax.tree.map(jax.nn.silu, convolved)
+    q, k = (x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6) for x in (q, k))
+    shared = v.shape[-2] // k.shape[-2]
+    q, k = (jnp.repeat(x, shared, axis=-2) for x in (q * q.shape[-1] ** -0.5, k))
+    return Tokens(q, k, v, g, beta)
 
 
 def step(
@@ -59,9 +77,10 @@ def steps(
 def packed(tokens: Tokens, segment_ids: Int[Array, "B T"], chunk: int = CHUNK) -> Float[Array, "B T H V"]:
     """Returns what every token of packed rows reads. Each segment begins with a state of zeros.
 
-    Within a chunk, the corrections d of all tokens solve one unit lower triangular system (section 3.3), with the state S
-    before the chunk on its right side: (1 + A) d = beta (v - exp(G) S^T k). G: the sum of g from the chunk's first token.
-    A[i, j] = beta_i exp(G_i - G_j) k_i k_j for an earlier token j of the same segment, and else 0. So d is linear in S.
+    A chunk has `chunk` tokens, a power of two. Within it, the corrections d of all tokens solve one unit lower triangular system
+    (section 3.3), with the state S before the chunk on its right side: (1 + A) d = beta (v - exp(G) S^T k). G: the sum of g from
+    the chunk's first token. A[i, j] = beta_i exp(G_i - G_j) k_i k_j for an earlier token j of the same segment, and else 0. So d
+    is linear in S.
     """
     B, T = segment_ids.shape
     count = -(-T // chunk)
@@ -98,8 +117,25 @@ def _solved(tokens: Tokens, ids: Array, before: Array) -> _Solved:
 
     met = jnp.einsum("bihk,bjhk->bhij", tokens.k, tokens.k, **HOW) * jnp.moveaxis(tokens.beta, 1, -1)[..., None]
     right = tokens.beta[..., None] * jnp.concatenate([tokens.v, kept[..., None] * tokens.k], axis=-1)
-    moved = jax.scipy.linalg.solve_triangular(met * decay, jnp.moveaxis(right, 1, 2), lower=True, unit_diagonal=True)
+    moved = jnp.einsum("bhij,bjhr->bhir", _inverse(jnp.tril(met * decay, -1)), right, **HOW)
     return _Solved(kept, decay, *jnp.split(moved, [tokens.v.shape[-1]], axis=-1))
+
+
+def _inverse(under: Float[Array, "B H C C"]) -> Float[Array, "B H C C"]:
+    """Returns the inverse of 1 + `under`, whose numbers on and above the diagonal are 0. C is a power of two.
+
+    The inverses of two blocks on the diagonal make that of both together. So all of it is products of matrices, where XLA:CPU
+    takes many times as long for triangular systems."""
+    count, size = under.shape[-1], 1
+    inverse = jnp.ones((*under.shape[:-1], 1, 1), under.dtype)
+    while size < count:
+        blocks = under.reshape(*under.shape[:-2], -1, 2, size, count // (2 * size), 2, size)[..., 1, :, :, 0, :]
+        below = jnp.moveaxis(jnp.diagonal(blocks, axis1=-4, axis2=-2), -1, -3)
+        first, last = inverse[..., ::2, :, :], inverse[..., 1::2, :, :]
+        corner = -jnp.matmul(last, jnp.matmul(below, first, **HOW), **HOW)
+        inverse = jnp.block([[first, jnp.zeros_like(first)], [corner, last]])
+        size *= 2
+    return inverse[..., 0, :, :]
 
 
 def _advance(state: Array, given: tuple[Array, Array, _Solved]) -> tuple[Array, Array]:
@@ -114,13 +150,14 @@ def _advance(state: Array, given: tuple[Array, Array, _Solved]) -> tuple[Array, 
 
 
 def convolved(
-    x: Float[Array, "B T D"], weights: Float[Array, "W D"], segment_ids: Int[Array, "B T"]
-) -> Float[Array, "B T D"]:
+    x: Float[Array, "B T *D"], weights: Float[Array, " W *D"], segment_ids: Int[Array, " B T"]
+) -> Float[Array, "B T *D"]:
     """Returns the sum over the last W tokens of a segment, each times its weights; the last weights are those of the token itself."""
-    out = x * weights[-1]
+    out, axes = x * weights[-1], (1,) * (x.ndim - 2)
     for back in range(1, len(weights)):
         earlier, theirs = (
             jnp.pad(a[:, :-back], [(0, 0), (back, 0), *[(0, 0)] * (a.ndim - 2)]) for a in (x, segment_ids + 1)
         )
-        out = out + jnp.where((theirs == segment_ids + 1)[..., None], earlier, 0) * weights[-1 - back]
+        same = (theirs == segment_ids + 1).reshape(*segment_ids.shape, *axes)
+        out = out + jnp.where(same, earlier, 0) * weights[-1 - back]
     return out

@@ -15,6 +15,7 @@ from jaxrl_post.models.model_config import FullAttention, ModelConfig
 from jaxrl_post.ring.json_text import shown
 
 KIND = "gemma4_text"
+LAYER_TYPES = ("full_attention", "sliding_attention")
 FIXED = dict(post_norms=True, qk_norm=True, v_norm=True, layer_scalars=True)
 OWN = ("full", "shared_layers", "shared_ffw", "layer_embeds")  # fields of ModelConfig that this family alone may set
 ABSENT = {

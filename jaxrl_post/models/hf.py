@@ -33,7 +33,7 @@ import numpy as np
 from flax import traverse_util
 
 from jaxrl_post.models import families, mxfp4, tensor_file, text_part
-from jaxrl_post.models.families import Tensor
+from jaxrl_post.models.families import Leaf, Tensor
 from jaxrl_post.models.model_config import ModelConfig
 from jaxrl_post.models.tensor_file import Entry
 from jaxrl_post.parallel import exchange, processes, relayout
@@ -77,12 +77,11 @@ def _loaded(directory: Path, dtype: Any, shardings: Any) -> tuple[ModelConfig, d
     if not directory.is_dir():
         raise ValueError(f"model {directory}: no such directory")
     config = read_config(directory / "config.json")
-    entries = _entries(directory)
-    entries = text_part.entries(entries) if _whole(directory) else entries
+    entries = text_part.entries(_entries(directory), _whole(directory))
     expected, present = families.tensors(config), families.by_hub_names(config, entries)
     _matching(directory, config, expected, present)
     sources = {
-        path: [_Source(present[name], name, tensor, dtype) for name, tensor in own.items()]
+        path: [_Source(present[name], name, expected[name], leaf, dtype) for name, leaf in own.items()]
         for path, own in _by_leaf(expected).items()
     }
     leaves = {}
@@ -92,12 +91,12 @@ def _loaded(directory: Path, dtype: Any, shardings: Any) -> tuple[ModelConfig, d
     return config, traverse_util.unflatten_dict(leaves)
 
 
-def _by_leaf(tensors: Mapping[str, Tensor]) -> dict[tuple[str, ...], dict[str, Tensor]]:
-    """Returns the tensors of each leaf by name: one, or one for each entry of its first axis, in order."""
-    out: dict[tuple[str, ...], dict[str, Tensor]] = {}
+def _by_leaf(tensors: Mapping[str, Tensor]) -> dict[tuple[str, ...], dict[str, Leaf]]:
+    """Returns each leaf by the names of its tensors: one, or one for each entry of its first axis, in order."""
+    out: dict[tuple[str, ...], dict[str, Leaf]] = {}
     for name, tensor in tensors.items():
-        for one in tensor.leaves():
-            out.setdefault(one.path, {})[name] = one
+        for leaf in tensor.leaves:
+            out.setdefault(leaf.path, {})[name] = leaf
     return out
 
 
@@ -107,20 +106,25 @@ def stored_dtype(directory: str | Path) -> str:
     Else it is float32, also for float16: trained weights may be beyond its range. Raises ValueError as `load` does,
     but not where there are no weights yet.
     """
-    types = _types(Path(directory))
+    types = {entry.type for entry in _present(Path(directory)).values()}
     # Bytes are MXFP4, whose numbers are exact in bfloat16. Others are refused when they are read.
     return "bfloat16" if types and types <= {"BF16", "U8"} else "float32"
 
 
 def remarks(directory: str | Path) -> list[str]:
     """Returns a sentence for each way in which an export differs in form from this directory. A llama2.c file has none."""
-    out = []
+    out, present = [], _present(Path(directory))
     if whole := _whole(Path(directory)):
         text = text_part.TEXT_MODELS[whole]
         out.append(
             f"model {directory}: the text model of {whole} is trained and saved, as {text}, without its other parts"
         )
-    if "U8" in _types(Path(directory)):
+    elif any(name.startswith(text_part.PROPOSING) for name in present):
+        out.append(
+            f"model {directory}: its layers {text_part.PROPOSING}*, which propose several tokens at once, are neither trained "
+            "nor saved"
+        )
+    if any(entry.type == "U8" for entry in present.values()):
         out.append(
             f"model {directory}: its MXFP4 weights are exact in bfloat16, and are trained and saved without MXFP4"
         )
@@ -132,9 +136,10 @@ def _whole(directory: Path) -> str:
     return text_part.whole(json_text.read_object(file, f"model {file}")) if file.is_file() else ""
 
 
-def _types(directory: Path) -> set[str]:
+def _present(directory: Path) -> dict[str, Entry]:
+    """Returns the tensors of a directory, or none where it has no weights yet."""
     there = any((directory / name).is_file() for name in (_ONE, _INDEX))
-    return {entry.type for entry in _entries(directory).values()} if there else set()
+    return _entries(directory) if there else {}
 
 
 def read_config(file: str | Path) -> ModelConfig:
@@ -148,10 +153,10 @@ def check_savable(config: ModelConfig) -> None:
 
 
 class _Source:
-    """One tensor of the files. Its numbers are finite there, and where the cast could overflow after it."""
+    """A leaf's numbers in one tensor of the files. They are finite there, and where the cast could overflow after it."""
 
-    def __init__(self, entry: Entry | mxfp4.Packed, name: str, tensor: Tensor, dtype: Any):
-        self.entry, self.tensor = entry, tensor
+    def __init__(self, entry: Entry | mxfp4.Packed, name: str, tensor: Tensor, leaf: Leaf, dtype: Any):
+        self.entry, self.tensor, self.leaf = entry, tensor, leaf
         stored = tensor_file.FLOATS[entry.type]
         self.kept = stored if dtype is None else np.dtype(dtype)
         where = f"model {entry.file}"
@@ -159,11 +164,12 @@ class _Source:
         self._overflows = jnp.finfo(self.kept).max < jnp.finfo(stored).max
 
     def read(self, index: relayout.Index) -> np.ndarray:
-        """Returns a piece of what the tensor is in params. Looks through its numbers for `refuse`."""
-        in_turn = self.tensor.turn is not None and not self.tensor.transposed
-        value = self._own_columns(index) if in_turn else self._read(_box(self.tensor, index))
+        """Returns a piece of what the leaf is in params. Looks through its numbers for `refuse`."""
+        box = _box(self.leaf, index)
+        value = self._read(box) if len(self.tensor.leaves) == 1 else self._own(box)
         # Transposed before the cast: the file's dtype has usually fewer bytes.
-        value = np.ascontiguousarray(value.swapaxes(-1, -2)) if self.tensor.transposed else value
+        outputs = int(self.leaf.stack)
+        value = np.ascontiguousarray(np.moveaxis(value, outputs, -1)) if self.leaf.transposed else value
         with np.errstate(over="ignore"):  # what overflows is refused by its tensor's name
             piece = value.reshape(_sizes(index)).astype(self.kept, copy=False)
         if self._overflows:
@@ -177,12 +183,29 @@ class _Source:
         self._in_file.add(value, box)
         return value
 
-    def _own_columns(self, index: relayout.Index) -> np.ndarray:
-        """Reads both leaves' columns, of one expert at a time, and returns those of this leaf."""
-        (first, *others, columns), out = index, np.empty(_sizes(index), tensor_file.FLOATS[self.entry.type])
-        for at, expert in enumerate(range(first.start, first.stop)):
-            both = self._read((slice(expert, expert + 1), *others, slice(2 * columns.start, 2 * columns.stop)))
-            out[at] = both[0, ..., self.tensor.turn :: 2]
+    def _own(self, box: tensor_file.Box) -> np.ndarray:
+        """Returns a box of the leaf's own numbers, of a tensor that holds several leaves."""
+        axis, groups = self.tensor.axis, self.tensor.groups
+        own, each = (shape[axis] // groups for shape in (self.leaf.shape, self.tensor.shape))
+        before = self.tensor.leaves[: self.tensor.leaves.index(self.leaf)]
+        start = sum(leaf.shape[axis] for leaf in before) // groups
+        side = box[axis]
+        if groups == 1:
+            return self._read((*box[:axis], slice(side.start + start, side.stop + start), *box[axis + 1 :]))
+        out = np.empty(_sizes(box), tensor_file.FLOATS[self.entry.type])
+        if axis == 0:  # neighbouring bytes, of one stretch at a time
+            for group in range(side.start // own, -(-side.stop // own)):
+                first, stop = max(side.start, group * own), min(side.stop, (group + 1) * own)
+                there = group * each + start - group * own
+                rows = self._read((slice(first + there, stop + there), *box[1:]))
+                out[first - side.start : stop - side.start] = rows
+            return out
+        # Else single numbers take turns: those of all leaves are read, of one entry of the first axis at a time.
+        assert own == 1 and axis == len(box) - 1, (axis, own, box)
+        (first_axis, *others, _) = box
+        for at, entry in enumerate(range(first_axis.start, first_axis.stop)):
+            every = self._read((slice(entry, entry + 1), *others, slice(each * side.start, each * side.stop)))
+            out[at] = every[0, ..., start::each]
         return out
 
     def refuse(self) -> None:
@@ -196,8 +219,8 @@ def _leaf(sources: list[_Source], sharding: jax.sharding.Sharding | None) -> Any
 
     Of several tensors one at a time is in memory beside the piece that they fill.
     """
-    first, several = sources[0], sources[0].tensor.part is not None
-    shape = (len(sources), *first.tensor.ours) if several else first.tensor.ours
+    first, several = sources[0], sources[0].leaf.part is not None
+    shape = (len(sources), *first.leaf.ours) if several else first.leaf.ours
     kept = functools.reduce(jnp.promote_types, (source.kept for source in sources))
 
     def read(index: relayout.Index) -> np.ndarray:
@@ -219,16 +242,15 @@ def _sizes(index: relayout.Index) -> tuple[int, ...]:
     return tuple(side.stop - side.start for side in index)
 
 
-def _box(tensor: Tensor, index: relayout.Index) -> tensor_file.Box:
-    """Returns where a piece of the leaf lies in the file's tensor."""
-    if not tensor.transposed:
-        ones = (slice(0, 1),) * (len(tensor.shape) - 1)
-        return index if tensor.shape == tensor.ours else (*ones, _joined(tensor.ours, index))
-    if len(tensor.shape) == 3:  # a stack, in which the rows of the second leaf follow those of the first
-        first = (tensor.turn or 0) * tensor.ours[2]
-        return index[0], slice(first + index[2].start, first + index[2].stop), index[1]
-    inputs = next(at for at in range(1, len(index)) if math.prod(tensor.ours[:at]) == tensor.shape[1])
-    return _joined(tensor.ours[inputs:], index[inputs:]), _joined(tensor.ours[:inputs], index[:inputs])
+def _box(leaf: Leaf, index: relayout.Index) -> tensor_file.Box:
+    """Returns where a piece of a leaf lies in the files, among the leaf's own numbers."""
+    ones = (slice(0, 1),) * (len(leaf.shape) - 1)
+    if not leaf.transposed:
+        return index if leaf.shape == leaf.ours else (*ones, _joined(leaf.ours, index))
+    if leaf.stack:
+        return index[0], index[2], index[1]
+    inputs = next(at for at in range(1, len(index)) if math.prod(leaf.ours[:at]) == leaf.shape[-1])
+    return (_joined(leaf.ours[inputs:], index[inputs:]), *ones[1:], _joined(leaf.ours[:inputs], index[:inputs]))
 
 
 def _joined(shape: tuple[int, ...], index: relayout.Index) -> slice:
@@ -304,9 +326,10 @@ def _matching(directory: Path, config: ModelConfig, expected: Mapping[str, Tenso
         tensor_file.refuse_other(given[name], name, tensor.shape)
 
 
-def read_leaf(entry: Entry, name: str, tensor: Tensor, dtype: Any) -> np.ndarray:
-    """Reads a tensor as a leaf of params, or as one entry of it. Its numbers are finite as `load` wants them."""
-    return _leaf([_Source(entry, name, tensor._replace(part=None), dtype)], None)
+def read_leaf(entry: Entry, name: str, leaf: Leaf, dtype: Any) -> np.ndarray:
+    """Reads a tensor of one leaf of params, or of one entry of it. Its numbers are finite as `load` wants them."""
+    alone = leaf._replace(part=None)
+    return _leaf([_Source(entry, name, Tensor((alone,)), alone, dtype)], None)
 
 
 def save(
@@ -371,12 +394,14 @@ def _writable(directory: Path, dtype: str, files: list[Path]) -> None:
 
 def _complete(tensors: Mapping[str, Tensor], params: Mapping) -> None:
     for path, own in _by_leaf(tensors).items():
-        name, tensor = next(iter(own.items()))
-        expected = tensor.ours if tensor.part is None else (len(own), *tensor.ours)
+        name, leaf = next(iter(own.items()))
+        expected = leaf.ours if leaf.part is None else (len(own), *leaf.ours)
         try:
             shape = np.shape(_at(params, path))
         except KeyError:
-            raise ValueError(f"model: params have no {'.'.join(path)}, needed for {name} {tensor.shape}") from None
+            raise ValueError(
+                f"model: params have no {'.'.join(path)}, needed for {name} {tensors[name].shape}"
+            ) from None
         if shape != expected:
             raise ValueError(f"model: params {'.'.join(path)} has shape {shape}, expected {expected}")
 
@@ -408,16 +433,18 @@ def as_in_files(tensors: Mapping[str, Tensor], params: Mapping, dtype: np.dtype)
     # The three stacks of a layer take turns, and a merged one is computed whenever it is asked for.
     stack = functools.lru_cache(maxsize=3)(functools.partial(_at, params))
     for tensor in tensors.values():
-        leaf = _at(params, tensor.path) if tensor.part is None else stack(tensor.path)
-        value = processes.gathered(leaf if tensor.part is None else relayout.entry(leaf, tensor.part), dtype)
-        if tensor.beside is not None:
-            both = value, processes.gathered(_at(params, tensor.beside), dtype)
-            value = np.concatenate(both, axis=-1) if tensor.transposed else np.stack(both, axis=-1)
-        if tensor.transposed:
-            *lead, outputs, inputs = tensor.shape
-            yield value.reshape(*lead, inputs, outputs).swapaxes(-1, -2)
-        else:
-            yield value.reshape(tensor.shape)
+        stretches = []
+        for path, shape, _, transposed, part, stacked in tensor.leaves:
+            leaf = _at(params, path) if part is None else relayout.entry(stack(path), part)
+            value = processes.gathered(leaf, dtype)
+            if transposed:
+                outputs = int(stacked)
+                value = value.reshape(*shape[:outputs], *shape[outputs + 1 :], shape[outputs])
+                value = np.moveaxis(value, -1, outputs)
+            value = value.reshape(*shape[: tensor.axis], tensor.groups, -1, *shape[tensor.axis + 1 :])
+            stretches.append(value)
+        whole = stretches[0] if len(stretches) == 1 else np.concatenate(stretches, axis=tensor.axis + 1)
+        yield whole.reshape(tensor.shape)
 
 
 def _ids(eos_ids: tuple[int, ...], bos_id: int | None) -> dict:

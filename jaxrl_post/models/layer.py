@@ -6,7 +6,7 @@ Norms, rotation and scores are computed in float32 or wider.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from jaxrl_post.models import experts as mixture
-from jaxrl_post.models.layer_loop import PROJECTED, STREAM, named
+from jaxrl_post.models.layer_loop import PROJECTED, STREAM, Callbacks, named
 from jaxrl_post.models.model_config import ACTIVATIONS, Experts, ModelConfig
 
 # Axes that each matrix contracts, and axes that it makes, as letters.
@@ -76,10 +76,12 @@ def norm(x: Array, weight: Array, config: ModelConfig) -> Array:
 
 
 def _rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotates pair (i, i + H/2) of each head: x [..., heads, H], cos and sin [..., H/2]."""
-    a, b = jnp.split(_wide(x), 2, axis=-1)
+    """Rotates pairs (i, i + P) of each head: x [..., heads, H], cos and sin [..., P]. Numbers from 2P on stay."""
+    turned = 2 * cos.shape[-1]
+    a, b = jnp.split(_wide(x[..., :turned]), 2, axis=-1)
     cos, sin = cos[..., None, :], sin[..., None, :]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    out = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    return out if turned == x.shape[-1] else jnp.concatenate([out, x[..., turned:]], axis=-1)
 
 
 def param(shape: tuple[int, ...], axes: tuple[str | None, ...], *, std: float = 0.0, mean: float = 0.0) -> nnx.Param:
@@ -102,9 +104,38 @@ class Layer(nnx.Module):
         c = config
         self.config, self.index = config, index
         self.kept, self.sides = config.kept[index], config.sides(index)
-        H, ffw = self.kept.head_dim, config.ffw_of(index)
+        ffw = config.ffw_of(index)
         one, into, out = 1.0 - c.norm_offset, c.embed**-0.5, (2 * c.layers) ** -0.5
         self.attn_norm = param((c.embed,), (None,), mean=one)
+        self._add_mixer(c, into, out)
+        if c.post_norms:
+            self.attn_post_norm = param((c.embed,), (None,), mean=one)
+            self.ffw_post_norm = param((c.embed,), (None,), mean=one)
+        if c.layer_scalars:
+            self.layer_scalar = param((1,), (None,), mean=1.0)
+        if P := c.layer_embeds:
+            self.layer_gate = param((c.embed, P), ("embed", None), std=into)
+            self.layer_up = param((P, c.embed), (None, "embed"), std=out * P**-0.5)
+            self.layer_post_norm = param((c.embed,), (None,), mean=one)
+        self.ffw_norm = param((c.embed,), (None,), mean=one)
+        if self.dense:
+            self._add_inner(c, into)
+            self.down = param((ffw, c.embed), ("ffw", "embed"), std=out * ffw**-0.5)
+        if self.experts is not None:
+            self._add_experts(self.experts, c.embed, into, out)
+            if self.experts.beside:
+                self.router_scale = param((c.embed,), (None,), mean=1.0)
+                self.expert_scale = param((self.experts.count,), (None,), mean=1.0)
+                for name in ("dense_post_norm", "moe_norm", "moe_post_norm"):
+                    setattr(self, name, param((c.embed,), (None,), mean=one))
+        for target in c.lora.targets if c.lora else ():
+            for name in adapted(target):
+                if hasattr(self, name):
+                    self._add_low_rank(name, c.lora.rank)
+
+    def _add_mixer(self, c: ModelConfig, into: float, out: float) -> None:
+        """Makes what the layer has for other rows: attention."""
+        H, one = self.kept.head_dim, 1.0 - c.norm_offset
         self._project(c, into)
         self.o = param((c.heads, H, c.embed), ("heads", "head_dim", "embed"), std=out * (c.heads * H) ** -0.5)
         if c.qkv_bias:
@@ -118,29 +149,6 @@ class Layer(nnx.Module):
             self.q_norm = param((H,), (None,), mean=one)
             if self.kept.of is None:
                 self.k_norm = param((H,), (None,), mean=one)
-        if c.post_norms:
-            self.attn_post_norm = param((c.embed,), (None,), mean=one)
-            self.ffw_post_norm = param((c.embed,), (None,), mean=one)
-        if c.layer_scalars:
-            self.layer_scalar = param((1,), (None,), mean=1.0)
-        if P := c.layer_embeds:
-            self.layer_gate = param((c.embed, P), ("embed", None), std=into)
-            self.layer_up = param((P, c.embed), (None, "embed"), std=out * P**-0.5)
-            self.layer_post_norm = param((c.embed,), (None,), mean=one)
-        self.ffw_norm = param((c.embed,), (None,), mean=one)
-        if self.dense:
-            self.down = param((ffw, c.embed), ("ffw", "embed"), std=out * ffw**-0.5)
-        if self.experts is not None:
-            self._add_experts(self.experts, c.embed, into, out)
-            if self.experts.beside:
-                self.router_scale = param((c.embed,), (None,), mean=1.0)
-                self.expert_scale = param((self.experts.count,), (None,), mean=1.0)
-                for name in ("dense_post_norm", "moe_norm", "moe_post_norm"):
-                    setattr(self, name, param((c.embed,), (None,), mean=one))
-        for target in c.lora.targets if c.lora else ():
-            for name in adapted(target):
-                if hasattr(self, name):
-                    self._add_low_rank(name, c.lora.rank)
 
     @property
     def experts(self) -> Experts | None:
@@ -179,44 +187,35 @@ class Layer(nnx.Module):
         )
 
     def _project(self, c: ModelConfig, std: float) -> None:
-        """Makes the weights of the products from the normed stream."""
+        """Makes the weights of attention's products from the normed stream."""
         for side in self.sides:
             setattr(self, side, param((c.embed, *self._sizes(side)), ("embed", _HEADS[side], "head_dim"), std=std))
-        if self.dense:
-            self.gate = param((c.embed, c.ffw_of(self.index)), ("embed", "ffw"), std=std)
-            self.up = param((c.embed, c.ffw_of(self.index)), ("embed", "ffw"), std=std)
+
+    def _add_inner(self, c: ModelConfig, std: float) -> None:
+        """Makes the weights of the feed-forward's products from the normed stream."""
+        self.gate = param((c.embed, c.ffw_of(self.index)), ("embed", "ffw"), std=std)
+        self.up = param((c.embed, c.ffw_of(self.index)), ("embed", "ffw"), std=std)
 
     def _sizes(self, side: str) -> tuple[int, int]:
-        """Returns heads and numbers of a head of q, k or v."""
-        return self.config.heads if side == "q" else self.kept.kv_heads, self.kept.head_dim
+        """Returns heads and numbers of a head of q, k or v. With a gate, q has twice those of a query."""
+        if side == "q":
+            return self.config.heads, self.kept.head_dim * (2 if self.config.attn_gate else 1)
+        return self.kept.kv_heads, self.kept.head_dim
 
     def __call__(
-        self,
-        h: Array,
-        turn: tuple[Array, Array],
-        attend: Callable,
-        routing: mixture.Routing,
-        cache: Any,
-        given: Array | None = None,
+        self, h: Array, turn: tuple[Array, Array], calls: Callbacks, cache: Any, given: Array | None = None
     ) -> tuple[Array, Any]:
         """Returns the stream after this layer, and the cache.
 
         Args:
           h: [..., D].
-          turn: cosines and sines, [..., H/2] each.
+          turn: cosines and sines, [..., P] each.
           given: the layer's own embeddings of the rows [..., P], where the config has some.
         """
         c, dtype = self.config, h.dtype
         h = named(h, STREAM)
-        with jax.named_scope("qkv"):
-            q, k, v = self._qkv(norm(h, self.attn_norm[...], c), turn)
+        out, cache = self._mixed_rows(norm(h, self.attn_norm[...], c), turn, calls, cache)
         with jax.named_scope("attend"):
-            how = dict(scale=c.scale_of(self.index), window=self.kept.window, soft_cap=c.attn_soft_cap)
-            how |= dict(sinks=self.sinks[...]) if c.sinks else {}
-            how |= {} if self.kept.of is None else dict(of=self.kept.of)
-            out, cache = attend(self.index, q, k, v, cache, **how)
-            out = self._product("o", out.astype(dtype))
-            out = out + self.o_bias[...].astype(dtype) if c.o_bias else out
             h = h + (norm(out, self.attn_post_norm[...], c) if c.post_norms else out)
         with jax.named_scope("ffw"):
             e, x = self.experts, norm(h, self.ffw_norm[...], c)
@@ -224,10 +223,10 @@ class Layer(nnx.Module):
                 out = self._product("down", mixture.inner(*self._gate_up(x), None, c.activation))
             if e is not None and e.beside:
                 scored = norm(h, self.router_scale[...] * c.embed**-0.5 - c.norm_offset, c)
-                more, cache = self._mixed(norm(h, self.moe_norm[...], c), scored, e, routing, cache)
+                more, cache = self._mixed(norm(h, self.moe_norm[...], c), scored, e, calls.routing, cache)
                 out = norm(out, self.dense_post_norm[...], c) + norm(more, self.moe_post_norm[...], c)
             elif e is not None:
-                out, cache = self._mixed(x, x, e, routing, cache)
+                out, cache = self._mixed(x, x, e, calls.routing, cache)
             h = h + (norm(out, self.ffw_post_norm[...], c) if c.post_norms else out)
         if given is not None:
             with jax.named_scope("layer_embed"):
@@ -237,19 +236,32 @@ class Layer(nnx.Module):
                 h = h + norm(out, self.layer_post_norm[...], c)
         return h * jax.lax.stop_gradient(self.layer_scalar[...]).astype(dtype) if c.layer_scalars else h, cache
 
-    def _qkv(self, x: Array, turn: tuple[Array, Array]) -> tuple[Array, Array | None, Array | None]:
-        """Returns turned queries, turned keys, and values. A layer that reads another's pages has queries alone."""
-        c, dtype = self.config, x.dtype
-        made = self._heads(x)
-        if c.qkv_bias:
-            made = {side: one + getattr(self, f"{side}_bias")[...].astype(dtype) for side, one in made.items()}
-        q, k = made["q"], made.get("k")
-        v = made.get("v", k)
-        if c.qk_norm:
-            q, k = norm(q, self.q_norm[...], c), None if k is None else norm(k, self.k_norm[...], c)
-        if c.v_norm and v is not None:
-            v = norm(v, jnp.full(1, 1.0 - c.norm_offset), c)
-        return _rotate(q, *turn), None if k is None else _rotate(k, *turn), v
+    def _mixed_rows(self, x: Array, turn: tuple[Array, Array], calls: Callbacks, cache: Any) -> tuple[Array, Any]:
+        """Returns what each row takes from the rows before, [..., D], and the cache. x: the normed stream.
+
+        A layer that reads another's pages has queries alone."""
+        c, dtype, gate = self.config, x.dtype, None
+        with jax.named_scope("qkv"):
+            made = self._heads(x)
+            if c.attn_gate:
+                made["q"], gate = jnp.split(made["q"], 2, axis=-1)
+            if c.qkv_bias:
+                made = {side: one + getattr(self, f"{side}_bias")[...].astype(dtype) for side, one in made.items()}
+            q, k = made["q"], made.get("k")
+            v = made.get("v", k)
+            if c.qk_norm:
+                q, k = norm(q, self.q_norm[...], c), None if k is None else norm(k, self.k_norm[...], c)
+            if c.v_norm and v is not None:
+                v = norm(v, jnp.full(1, 1.0 - c.norm_offset), c)
+            q, k = _rotate(q, *turn), None if k is None else _rotate(k, *turn)
+        with jax.named_scope("attend"):
+            how = dict(scale=c.scale_of(self.index), window=self.kept.window, soft_cap=c.attn_soft_cap)
+            how |= dict(sinks=self.sinks[...]) if c.sinks else {}
+            how |= {} if self.kept.of is None else dict(of=self.kept.of)
+            out, cache = calls.attend(self.index, q, k, v, cache, **how)
+            out = out.astype(dtype) if gate is None else out.astype(dtype) * jax.nn.sigmoid(gate)
+            out = self._product("o", out)
+            return out + self.o_bias[...].astype(dtype) if c.o_bias else out, cache
 
     def _heads(self, x: Array) -> dict[str, Array]:
         """Returns queries [..., N, H], keys and values [..., K, H], of the normed stream x [..., D], as the layer has them."""
@@ -325,8 +337,9 @@ class PairedLayer(Layer):
         if "v" in self.sides:
             shape = (2, c.embed, *self._sizes("k"))
             self.k_v = param(shape, (None, "embed", "kv_heads", "head_dim"), std=std)
-        if self.dense:
-            self.gate_up = param((2, c.embed, c.ffw_of(self.index)), (None, "embed", "ffw"), std=std)
+
+    def _add_inner(self, c: ModelConfig, std: float) -> None:
+        self.gate_up = param((2, c.embed, c.ffw_of(self.index)), (None, "embed", "ffw"), std=std)
 
     def _heads(self, x: Array) -> dict[str, Array]:
         if "v" not in self.sides:

@@ -13,7 +13,7 @@ import itertools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array
 
-from jaxrl_post.models.cache_kinds import Pages
+from jaxrl_post.models.cache_kinds import Kind, Pages
 
 Turn = tuple[Array, Array]  # cosines and sines of a layer
 Layers, Turns = Sequence[nnx.Module], Sequence[Turn]
@@ -69,6 +69,19 @@ class LayerLoop:
 ALL_WRITTEN = LayerLoop()
 
 
+class Callbacks(NamedTuple):
+    """What a layer calls for what it does not have: other rows, and where experts lie. Each is pure, and changes the cache alone.
+
+    - attend: of layers with attention (decoder.hidden)
+    - routing: of the experts (models/experts.py), with `choose` pure like `attend`
+    - recur: of layers with a recurrent state (decoder.hidden)
+    """
+
+    attend: Callable
+    routing: Any = None
+    recur: Callable | None = None
+
+
 def named(x: Array, name: str) -> Array:
     """Returns `x` under a name that a policy can ask for. Without a policy it changes nothing."""
     return checkpoint_name(x, name)
@@ -78,27 +91,24 @@ def run(
     layers: Layers,
     h: Array,
     turns: Turns,
-    kept: Sequence[Pages],
-    attend: Callable,
+    kept: Sequence[Kind],
+    calls: Callbacks,
     cache: Any,
     how: LayerLoop,
-    routing: Any = None,
     given: Array | None = None,
 ) -> tuple[Array, Any]:
     """Returns the stream [..., D] after all layers, and the cache.
 
     Args:
-      layers: each called as layer(h, turn, attend, routing, cache, given) -> (h, cache). Paired, `layer.paired()` runs in their
-        place. Its `pairs` says which weights become one.
+      layers: each called as layer(h, turn, calls, cache, given) -> (h, cache). Paired, `layer.paired()` runs in their place. Its
+        `pairs` says which weights become one.
       turns: of each layer. Layers with equal rotation share the same tuple.
       kept: by each layer.
-      attend: must be pure. It may change nothing but the cache.
-      routing: of the experts (models/experts.py), with `choose` pure like `attend`.
       given: the embeddings of each layer [L, ..., P], of which a layer gets its own; None: there are none.
     """
     lenders = {one.of for one in kept if one.of is not None}
     if lenders:
-        attend, routing = lending(attend, routing, lenders)
+        calls = lending(calls, lenders)
         cache = cache, {}
     # A scan has one body. So layers that follow one another with the same names and shapes are scanned together. A lender
     # adds to what the loop carries, so it stays outside.
@@ -107,38 +117,49 @@ def run(
         part = slice((some := list(some))[0], some[-1] + 1)
         if not isinstance(which, int):
             own = None if given is None else given[part]
-            h, cache = _scanned(layers[part], h, turns[part], kept[part], attend, cache, how, routing, own, part.start)
+            h, cache = _scanned(layers[part], h, turns[part], kept[part], calls, cache, how, own, part.start)
             continue
         with jax.named_scope(f"layer_{which}"):
             graph, state = nnx.split(layers[which])
             own = None if given is None else given[which]
             if how.policy is None:
-                h, cache = layers[which](h, turns[which], attend, routing, cache, own)
+                h, cache = layers[which](h, turns[which], calls, cache, own)
                 continue
-            once = functools.partial(_called, graph, attend, routing)
+            once = functools.partial(_called, graph, calls)
             h, cache = _again(once, how, in_loop=False)(nnx.to_pure_dict(state), own, h, turns[which], cache)
     return h, cache[0] if lenders else cache
 
 
-def lending(attend: Callable, routing: Any, lenders: Collection[int]) -> tuple[Callable, Any]:
-    """Returns both such that the second part of the cache holds the keys and values of these layers, by number.
+def lending(calls: Callbacks, lenders: Collection[int]) -> Callbacks:
+    """Returns them such that the second part of the cache holds the keys and values of these layers, by number.
 
     A later layer that names one in `of` gets them for its own.
     """
 
-    def attend_lent(layer, q, k, v, cache, *, of=None, **how):
+    def attend(layer, q, k, v, cache, *, of=None, **how):
         cache, lent = cache
         k, v = (k, v) if of is None else lent[of]
         if of is None and isinstance(layer, int) and layer in lenders:
             lent = lent | {layer: (k, v)}
-        out, cache = attend(layer, q, k, v, cache, **how)
+        out, cache = calls.attend(layer, q, k, v, cache, **how)
         return out, (cache, lent)
 
-    def choose(layer, scores, per_token, cache):
-        ids, inner = routing.choose(layer, scores, per_token, cache[0])
-        return ids, (inner, cache[1])
+    return beside(calls)._replace(attend=attend)
 
-    return attend_lent, routing and routing._replace(choose=choose)
+
+def beside(calls: Callbacks) -> Callbacks:
+    """Returns them such that their cache is the first part of another one, whose second part they leave as it is."""
+
+    def inside(call: Callable) -> Callable:
+        def called(*given, **how):
+            *given, (inner, rest) = given
+            out, inner = call(*given, inner, **how)
+            return out, (inner, rest)
+
+        return called
+
+    routing = calls.routing and calls.routing._replace(choose=inside(calls.routing.choose))
+    return Callbacks(inside(calls.attend), routing, calls.recur and inside(calls.recur))
 
 
 def _shapes(layer: nnx.Module) -> tuple:
@@ -146,9 +167,9 @@ def _shapes(layer: nnx.Module) -> tuple:
 
 
 def _called(
-    graph: Any, attend: Callable, routing: Any, weights: dict, given: Array | None, h: Array, turn: Turn, cache: Any
+    graph: Any, calls: Callbacks, weights: dict, given: Array | None, h: Array, turn: Turn, cache: Any
 ) -> tuple[Array, Any]:
-    return nnx.merge(graph, weights)(h, turn, attend, routing, cache, given)
+    return nnx.merge(graph, weights)(h, turn, calls, cache, given)
 
 
 def _again(run: Callable, how: LayerLoop, *, in_loop: bool) -> Callable:
@@ -162,11 +183,10 @@ def _scanned(
     layers: Layers,
     h: Array,
     turns: Turns,
-    kept: Sequence[Pages],
-    attend: Callable,
+    kept: Sequence[Kind],
+    calls: Callbacks,
     cache: Any,
     how: LayerLoop,
-    routing: Any,
     given: Array | None,
     start: int,
 ) -> tuple[Array, Any]:
@@ -182,16 +202,20 @@ def _scanned(
     # Behind a barrier, or XLA:TPU computes them again in every turn of the loop.
     tables = [jax.lax.optimization_barrier(turns[index]) for index in rotations]
     seeing, whose = _kinds(kept)
-    choices = [kept[index] for index in whose]
+    choices = [one for one in map(kept.__getitem__, whose) if isinstance(one, Pages)]
 
     def one(weights, given, index, turning, seeing, h, cache):
         def attend_here(_, q, k, v, cache, *, window, **more):
             own = [{"window": one.window} | ({} if one.of is None else {"of": one.of}) for one in choices]
-            ways = [functools.partial(attend, index, **more | one) for one in own]
+            ways = [functools.partial(calls.attend, index, **more | one) for one in own]
             return jax.lax.switch(seeing, ways, q, k, v, cache) if len(ways) > 1 else ways[0](q, k, v, cache)
 
-        here = routing and routing._replace(choose=lambda _, *given: routing.choose(index, *given))
-        return _called(graph, attend_here, here, weights, given, h, _chosen(tables, turning), cache)
+        def numbered(call: Callable) -> Callable:
+            return lambda _, *rest: call(index, *rest)
+
+        routing = calls.routing and calls.routing._replace(choose=numbered(calls.routing.choose))
+        here = Callbacks(attend_here, routing, calls.recur and numbered(calls.recur))
+        return _called(graph, here, weights, given, h, _chosen(tables, turning), cache)
 
     run_one = _again(one, how, in_loop=True)
 

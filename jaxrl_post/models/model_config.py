@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_post.models.cache_kinds import Pages, shapes
+from jaxrl_post.models.cache_kinds import Kind, Pages, RecurrentState, shapes
 from jaxrl_post.models.rope import RopeScaling
 
 ACTIVATIONS: dict[str, Callable] = {
@@ -56,6 +56,35 @@ class FullAttention(NamedTuple):
     turned: float = 1.0
 
 
+class LinearAttention(NamedTuple):
+    """Layers with a gated delta rule in the place of attention (Qwen3-Next, Qwen3.5; arXiv 2412.06464).
+
+    - key_heads, value_heads: the latter are a multiple of the former. Each key head serves as many value heads
+    - key_dim, value_dim: numbers of a key and of a query, and of a value
+    - width: positions that the causal convolution over queries, keys and values reads
+    - layers: the numbers of these layers
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+    layers: tuple[int, ...]
+
+    def check(self, layers: int) -> None:
+        """Raises ValueError where a decoder of so many layers cannot have these."""
+        if min(self[:5]) < 1 or self.value_heads % self.key_heads:
+            raise ValueError(
+                f"model: linear needs sizes of at least 1, and value_heads={self.value_heads} that are a multiple of "
+                f"key_heads={self.key_heads}, got {tuple(self[:5])}"
+            )
+        if any(not 0 <= layer < layers for layer in self.layers) or not 0 < len(set(self.layers)) < layers:
+            raise ValueError(
+                f"model: linear.layers={self.layers} must name layers from 0 to {layers - 1}, at least one and not all"
+            )
+
+
 class Experts(NamedTuple):
     """Several gated feed-forwards in the place of one or beside it. Each token uses the few that its router scores highest.
 
@@ -95,6 +124,10 @@ class ModelConfig:
     - shared_layers: so many of the last layers have no keys and values. Each reads those of the last layer before them that
       has the same window (Gemma 3n and 4).
     - shared_ffw: hidden width of the feed-forward in those layers; 0: ffw
+    - linear: None, or the layers that have a gated delta rule in the place of attention.
+    - rotary_dim: so many numbers of a head rotate, the first ones, in pairs (i, i + rotary_dim / 2). None: all
+    - attn_gate: the product of queries is twice as wide, each head's query and then its gate. The output of attention is
+      multiplied by the sigmoid of the gate (Qwen3.5).
     - v_norm: each head's values are normed, without a weight (Gemma 4).
     - layer_scalars: the stream behind each layer is multiplied by a number of the layer, which is not trained (Gemma 4).
     - layer_embeds: width of a second embedding that each token has for every layer, added behind the feed-forward (Gemma 3n
@@ -135,6 +168,9 @@ class ModelConfig:
     full: FullAttention | None = None
     shared_layers: int = 0
     shared_ffw: int = 0
+    linear: LinearAttention | None = None
+    rotary_dim: int | None = None
+    attn_gate: bool = False
     v_norm: bool = False
     layer_scalars: bool = False
     layer_embeds: int = 0
@@ -176,6 +212,13 @@ class ModelConfig:
         for name in ("shared_ffw", "layer_embeds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"model: {name}={getattr(self, name)} must be at least 0")
+        if self.linear is not None:
+            self.linear.check(self.layers)
+        if self.rotary_dim is not None and not (2 <= self.rotary_dim <= self.head_dim and self.rotary_dim % 2 == 0):
+            raise ValueError(
+                f"model: rotary_dim={self.rotary_dim} must be even and from 2 to head_dim={self.head_dim}; the nearest valid "
+                f"value is {min(max(self.rotary_dim // 2 * 2, 2), self.head_dim // 2 * 2)}"
+            )
         for kv_heads, head_dim in shapes(self.kept):
             if self.heads % kv_heads:
                 raise ValueError(f"model: heads={self.heads} must be a multiple of kv_heads={kv_heads}")
@@ -187,7 +230,7 @@ class ModelConfig:
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"model: activation={self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
         if self.rope_scaling is not None:
-            self.rope_scaling.check(self.head_dim, self.rope_theta)
+            self.rope_scaling.check(self.rotary_dim or self.head_dim, self.rope_theta)
         if self.experts is not None:
             _check_experts(self.experts, self.layers)
 
@@ -196,11 +239,16 @@ class ModelConfig:
         return None if self.experts is None or layer in self.experts.dense_layers else self.experts
 
     @functools.cached_property
-    def kept(self) -> tuple[Pages, ...]:
+    def kept(self) -> tuple[Kind, ...]:
         """Returns what each layer keeps of the tokens before."""
         plain = FullAttention(self.kv_heads, self.head_dim)
         own, out = self.layers - self.shared_layers, []
         for index, window in enumerate(self.windows):
+            if self.linear is not None and index in self.linear.layers:
+                sizes = self.linear._asdict()
+                del sizes["layers"]
+                out.append(RecurrentState(**sizes))
+                continue
             heads = self.full if self.full and window is None else plain
             of = max(at for at in range(own) if self.windows[at] == window) if index >= own else None
             out.append(Pages(kv_heads=heads.kv_heads, head_dim=heads.head_dim, window=window, of=of))
@@ -210,10 +258,12 @@ class ModelConfig:
     def alike(self) -> bool:
         """Returns whether all layers have weights of the same names and shapes."""
         kinds = {(self.sides(at), self.ffw_of(at), self.experts_of(at)) for at in range(self.layers)}
-        return len(kinds) == 1 and len(shapes(self.kept)) == 1
+        return len(kinds) == 1 and len(shapes(self.kept)) <= 1
 
     def sides(self, layer: int) -> tuple[str, ...]:
-        """Returns which of q, k and v a layer has weights for."""
+        """Returns which of q, k and v a layer has weights for. Those of a gated delta rule have other names."""
+        if isinstance(self.kept[layer], RecurrentState):
+            return ()
         if self.kept[layer].of is not None:
             return ("q",)
         whole = self.full is not None and self.windows[layer] is None
@@ -246,9 +296,14 @@ class ModelConfig:
         """Returns the number of weights that a token reads a row of and is not multiplied by: the embeddings of each layer."""
         return self.vocab_size * self.layers * self.layer_embeds
 
+    def head_dim_of(self, layer: int) -> int:
+        """Returns the numbers of a key in a layer with attention. In one without, those of most others."""
+        kept = self.kept[layer]
+        return kept.head_dim if isinstance(kept, Pages) else self.head_dim
+
     def scale_of(self, layer: int) -> float:
         """Returns the factor of q.k in a layer."""
-        return self.kept[layer].head_dim ** -0.5 if self.query_scale is None else self.query_scale
+        return self.head_dim_of(layer) ** -0.5 if self.query_scale is None else self.query_scale
 
 
 def _check_experts(experts: Experts, layers: int) -> None:
@@ -269,8 +324,8 @@ def _check_experts(experts: Experts, layers: int) -> None:
 
 
 def frequencies(config: ModelConfig, layer: int) -> np.ndarray:
-    """Returns float64[H/2]: the scaled angle per position of each rotated pair (rotary, arXiv 2104.09864 eq. 15)."""
-    head_dim = config.kept[layer].head_dim
+    """Returns float64[P]: the scaled angle per position of each of P rotated pairs (rotary, arXiv 2104.09864 eq. 15)."""
+    head_dim = config.rotary_dim or config.head_dim_of(layer)
     steps = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     local = _local(config, layer)
     base = (config.local_rope_theta if local else config.rope_theta) ** -steps

@@ -24,7 +24,7 @@ from flax import traverse_util
 
 from jaxrl_post.models import config_keys as keys
 from jaxrl_post.models import expert_files, families, hf, lora, tensor_file
-from jaxrl_post.models.families import Tensor
+from jaxrl_post.models.families import Leaf, Tensor
 from jaxrl_post.models.layer import PRODUCTS, leading, product
 from jaxrl_post.models.model_config import Lora, ModelConfig
 from jaxrl_post.ring import json_text
@@ -72,7 +72,8 @@ def load(directory: str | Path, model: ModelConfig) -> dict:
     """Returns the additions of a directory as float32 in host memory: the adapter of a lora.Adapted."""
     present, every = matched(directory, model), tensors(model)
     leaves: dict[tuple[str, ...], Any] = {}
-    for name, one in every.items():
+    for name, tensor in every.items():
+        (one,) = tensor.leaves
         value = hf.read_leaf(present[name], name, one, np.float32)
         if one.part is None:
             leaves[one.path] = value
@@ -114,9 +115,9 @@ def tensors(model: ModelConfig) -> dict[str, Tensor]:
     """
     shapes, names, out = lora.abstract(model).adapter, lora.leaves(model.lora), {}
     for name, tensor in families.tensors(lora.plain(model)).items():
-        *parents, matrix = tensor.path
+        *parents, matrix = tensor.leaves[0].path
         if parents and matrix in names:
-            if tensor.part is None and matrix.startswith("experts_"):
+            if tensor.leaves[0].stack:
                 raise ValueError(
                     f"lora.targets: {product(matrix)} of the experts is part of the tensor {said(name)}, to which PEFT's files hold "
                     f"no addition of its own; the nearest valid choice is q_proj, k_proj, v_proj and o_proj"
@@ -127,7 +128,9 @@ def tensors(model: ModelConfig) -> dict[str, Tensor]:
                 path, ours = (*parents, f"{matrix}_{part}"), layer[f"{matrix}_{part}"].shape[leading(matrix) :]
                 inputs = len(PRODUCTS[product(matrix)][0]) if part == "a" else 1
                 shape = int(np.prod(ours[inputs:])), int(np.prod(ours[:inputs]))
-                out[f"{stem}.lora_{part.upper()}.weight"] = Tensor(path, shape, ours, True, tensor.part)
+                out[f"{stem}.lora_{part.upper()}.weight"] = Tensor(
+                    (Leaf(path, shape, ours, True, tensor.leaves[0].part),)
+                )
     return out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from jaxrl_post.models.model_config import Experts, ModelConfig, RopeScaling
+from jaxrl_post.models.model_config import Experts, LinearAttention, ModelConfig, RopeScaling
 
 _SIZES = ("vocab_size", "embed", "layers", "heads", "kv_heads", "head_dim", "ffw", "max_length")
 _QWEN2 = dict(rope_theta=1000000.0, norm_eps=1e-6, qkv_bias=True)
@@ -30,13 +30,27 @@ def _gpt_oss(layers: int, experts: int) -> ModelConfig:
     return _shape(*sizes, rope_theta=150000.0, rope_scaling=yarn, norm_eps=1e-5, experts=mixture, **biased)
 
 
+def _qwen3_5(*sizes: int, linear: LinearAttention, **variant: Any) -> ModelConfig:
+    """Returns a shape of Qwen3.5: every fourth layer has attention, and the others of `linear` a gated delta rule."""
+    layers, head_dim = sizes[2], sizes[5]
+    recurrent = linear._replace(layers=tuple(at for at in range(layers) if (at + 1) % 4))
+    fixed = dict(norm_eps=1e-6, norm_offset=1.0, qk_norm=True, attn_gate=True, rotary_dim=max(head_dim // 4, 2))
+    return _shape(*sizes, linear=recurrent, **fixed, **variant)
+
+
 PRESETS: dict[str, ModelConfig] = {
     # For tests: small, so that nothing takes long.
     "tiny": _shape(64, 32, 2, 4, 2, 8, 64, 256, tied=True),
     "tiny_moe": _shape(64, 32, 2, 4, 2, 8, 64, 256, tied=True, qk_norm=True, experts=Experts(8, 2, 24)),
+    "tiny_hybrid": _qwen3_5(
+        *(64, 32, 4, 4, 2, 8, 64, 256), linear=LinearAttention(2, 4, 8, 8, 4, ()), rope_theta=10000.0, tied=True
+    ),
     # The demo's policy: a character vocabulary (the assembler replaces vocab_size by the tokenizer's).
     "demo": _shape(32, 64, 3, 4, 4, 16, 192, 128, tied=True),
     "demo_moe": _shape(32, 64, 3, 4, 4, 16, 192, 128, tied=True, qk_norm=True, experts=Experts(8, 2, 48)),
+    "demo_hybrid": _qwen3_5(
+        *(32, 64, 4, 4, 4, 16, 144, 128), linear=LinearAttention(2, 4, 16, 16, 4, ()), rope_theta=10000.0, tied=True
+    ),
     # Shape of karpathy/tinyllamas stories260K.
     "stories260k": _shape(512, 64, 5, 8, 4, 8, 172, 512, tied=True),
     "llama3_2_1b": _llama3(128256, 2048, 16, 32, 8, 64, 8192, 131072, factor=32.0, tied=True),

@@ -1,5 +1,7 @@
 """The text model of a checkpoint that has other parts beside it, such as a vision tower (models/families.py).
 
+Layers that propose several tokens at once (mtp) are such a part, which a text model may have too.
+
 Its config.json has the keys of the text model under text_config. Its files have the text model's tensors under longer names.
 The other parts are known by name and left out. A policy is saved as its text model alone.
 """
@@ -15,10 +17,14 @@ from jaxrl_post.models import config_keys as keys
 TEXT_MODELS = {  # architecture of the whole -> architecture of its text model
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
 _ABSENT = {"Gemma3ForConditionalGeneration": {"num_attention_heads": 8, "vocab_size": 262208}}  # as in transformers
 _LONGER = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.lm_head.": "lm_head."}
-_OTHERS = ("vision_tower.", "multi_modal_projector.", "embed_vision.", "audio_tower.", "embed_audio.")
+PROPOSING = "mtp."
+_SEEING = ("vision_tower.", "multi_modal_projector.", "embed_vision.", "visual.")
+_OTHERS = (*_SEEING, "audio_tower.", "embed_audio.", PROPOSING)
 Entry = TypeVar("Entry")
 
 
@@ -44,8 +50,14 @@ def config(file: Path, given: Mapping) -> Mapping[str, Any]:
     return _ABSENT.get(architecture, {}) | outer | dict(own) | {"architectures": [TEXT_MODELS[architecture]]}
 
 
-def entries(present: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Returns the tensors of the text model by their names in a text model alone, and all that is of no known part."""
+def entries(present: Mapping[str, Entry], whole: str) -> dict[str, Entry]:
+    """Returns the tensors of the text model by their names in a text model alone, and all that is of no known part.
+
+    Args:
+      whole: the architecture with more parts, or nothing where the text model is alone.
+    """
+    if not whole:
+        return {name: entry for name, entry in present.items() if not name.startswith(PROPOSING)}
     out = {}
     for name, entry in present.items():
         if not name.removeprefix("model.").startswith(_OTHERS):

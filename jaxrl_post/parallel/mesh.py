@@ -369,6 +369,29 @@ def by_heads(mesh: Mesh, attend: Callable) -> Callable:
     return run
 
 
+def head_axis(axis: int | None, *, replicas: bool = False) -> PartitionSpec:
+    """Returns how an array of one replica is divided: the heads on its axis `axis` over tensor; None: it has no heads.
+
+    `replicas`: a leading axis of replicas stands before its own.
+    """
+    heads = () if axis is None else (*(None,) * axis, TENSOR)
+    return PartitionSpec(*((REPLICAS,) if replicas else ()), *heads)
+
+
+def by_state_heads(mesh: Mesh, cache: Any, read: Callable) -> Callable:
+    """Returns `read(cache, rows, slot, inputs, g, beta, weights) -> (out, cache)` such that every device runs it on its own heads.
+
+    A loop over rows needs this, as one over pages does (`by_heads`).
+
+    Args:
+      cache: how the arrays of one replica's cache are divided, a tree of PartitionSpec. Heads are the second axis of all else, and
+        of rows and slots nothing is divided.
+    """
+    heads, whole = PartitionSpec(None, TENSOR), PartitionSpec()
+    given = cache, whole, whole, heads, heads, heads, heads
+    return jax.shard_map(read, mesh=mesh, in_specs=given, out_specs=(heads, cache), check_vma=False)
+
+
 def by_experts(mesh: Mesh, run: Callable, axes: Mapping[str, tuple], rows: tuple[str, ...] = ()) -> Callable:
     """Returns `run` such that every device runs it on its own part of the experts' matrices, and rows that it needs there.
 
@@ -462,6 +485,20 @@ def by_rows_and_heads(sharding: NamedSharding | None, run: Callable) -> Callable
         return jax.shard_map(run, mesh=sharding.mesh, in_specs=mine, out_specs=heads, check_vma=False)(*given)
 
     return split
+
+
+def by_rows_and_state_heads(sharding: NamedSharding | None, run: Callable) -> Callable:
+    """Returns `run(inputs, g, beta, weights, segment ids)` such that every device runs it on its own rows and heads.
+
+    Args:
+      sharding: of inputs and of the result [B, T, heads, size] (heads_sharding), whose first three axes g and beta have too; None
+        on one device. Of weights the second axis is that of heads.
+    """
+    if sharding is None:
+        return run
+    heads = sharding.spec
+    specs = heads, heads, heads, PartitionSpec(None, heads[2]), PartitionSpec(heads[0])
+    return jax.shard_map(run, mesh=sharding.mesh, in_specs=specs, out_specs=heads, check_vma=False)
 
 
 def by_vocab_shards(mesh: Mesh, run: Callable, axis: int, given: str, made: str) -> Callable:

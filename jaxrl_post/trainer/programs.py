@@ -25,7 +25,7 @@ from jaxrl_post.algorithms.logprobs import log_ratio
 from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
 from jaxrl_post.models import decoder, experts, layer_loop, lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.trainer import attention, embedding, routing, split_head
+from jaxrl_post.trainer import attention, embedding, recurrence, routing, split_head
 from jaxrl_post.trainer.optimizer import Optimizer
 from jaxrl_post.trainer.packing import Batch
 from jaxrl_post.trainer.routing import Routed
@@ -162,7 +162,8 @@ def routed_hidden(
         recorded = _following(batch.routes) if model == recipe.model else None
         ways = routing.of_batch(model, recipe.mesh, batch.segment_ids, recorded, recipe.algorithm.router_replay)
         start = Routed.zeros(B * T, jnp.promote_types(recipe.dtype, jnp.float32))
-    attend = attention.packed(batch.segment_ids, meshes.heads_sharding(recipe.mesh), recipe.attention)
+    heads = meshes.heads_sharding(recipe.mesh)
+    attend = attention.packed(batch.segment_ids, heads, recipe.attention)
     noise = None
     if batch.noise_scales is not None:
         made = embedding.noise(batch.noise_keys, batch.positions, batch.noise_scales, model.embed)
@@ -181,6 +182,7 @@ def routed_hidden(
         loop=recipe.loop,
         rows=recipe.embed,
         routing=ways,
+        recur=recurrence.packed(batch.segment_ids, heads),
     )
     h = jax.lax.with_sharding_constraint(h.reshape(B, T, -1), meshes.batch_sharding(recipe.mesh))
     return h, jax.tree.map(lambda x: x.reshape(B, T), routed)

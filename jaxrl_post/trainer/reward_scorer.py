@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_post.models import decoder, layer_loop
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.trainer import recurrence
 
 TILE = 64  # rows: XLA:CPU computes a row of a product alike at every place where counts are multiples of it
 _TEXTS = 16  # of a call
@@ -76,7 +77,8 @@ def scoring(model: decoder.ModelConfig, mesh: Mesh, tokens: int, dtype: Any) -> 
 
     def run(params: Any, ids: Array, positions: Array, owners: Array, starts: Array, ends: Array) -> Array:
         attend = _by_text(positions, owners, starts, tokens)
-        h, _ = decoder.hidden(params, model, ids, positions, attend, None, dtype=dtype, loop=loop)
+        recur = recurrence.by_text(positions, owners, starts, tokens)
+        h, _ = decoder.hidden(params, model, ids, positions, attend, None, dtype=dtype, loop=loop, recur=recur)
         return decoder.rewards(params, h[ends]).astype(jnp.float32)
 
     return jax.jit(run, out_shardings=one), (params, rows, rows, rows, texts, texts)

@@ -67,7 +67,7 @@ def show(record) -> None:
         record.figure(f"seed_{seed}.router_mismatch", found["largest"]["training/router_mismatch"], equals=0)
         record.figure(f"seed_{seed}.cpu_seconds", found["cpu_seconds"])
         record.figure(f"seed_{seed}.seconds", found["seconds"], at_most=180.0)
-    for name, value in record.cached("drafts", lambda: _drafts(record, same)).items():
+    for name, value in record.cached("drafts", lambda: drafts(record, same)).items():
         record.figure(f"drafts.{name}", value, **BOUNDS.get(name, {}))
 
 
@@ -75,7 +75,7 @@ def _learnt(record, file: str, *flags: str) -> dict:
     return learning.run(record, file, SFT, *flags, timeout_s=LIMIT_S, largest=METRICS)
 
 
-def _drafts(record, same: list[str]) -> dict:
+def drafts(record, same: list[str]) -> dict:
     """Trains with drafts and without, and compares all rollouts, the exported weights and the engine's steps."""
     texts, weights, rows = [], [], []
     with tempfile.TemporaryDirectory() as folder:

@@ -28,7 +28,7 @@ MINUTES = 30.0
 PLATFORM = "cpu"
 MODEL = dataclasses.replace(lab.TINY, experts=Experts(8, 2, 24, renormalised=False, shared_ffw=16))
 ROWS, MOVES = 64, 50
-ENVIRONMENT = {"LAB_EXPERTS": "1"}
+ENVIRONMENT = {"LAB_MODEL": "experts"}
 # Files, and which of their tests: the others look at weights or programs that a model with experts has not.
 ENGINES = {
     "test_engine_equality.py": "",

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_post.engine.host.replica import PromptPages, Replica
+from jaxrl_post.engine.host.replica import Copy, PromptPages, Replica
 from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.engine.host.slot_table import SlotTable
 from jaxrl_post.engine.host.wire import EngineSettings
 from jaxrl_post.ring.types import Capacity
 
-Admitted = tuple[SequenceState, int, int]  # a sequence, the page to copy from and the page to copy to
+Admitted = tuple[SequenceState, Copy]
 
 
 class Admission:
@@ -36,7 +36,7 @@ class Admission:
     def __init__(self, sizes: EngineSettings, version: int, drafting: Any):
         self.version, self.drafting, self.num_preempted = version, drafting, 0
         self.replicas = [Replica(sizes.slots, sizes.pages, sizes.page_size) for _ in range(sizes.replicas)]
-        self.table = SlotTable(sizes)
+        self.table, self._recurrent = SlotTable(sizes), sizes.recurrent
         self.waiting: list[SequenceState] = []
 
     def reset(self) -> None:
@@ -92,11 +92,14 @@ class Admission:
             replica.prompts.keep_only({self.prompt_key(one) for one in mine})
             if mine and not replica.free:
                 self._evict(replica, purpose)
+            # Where a state stands behind a prompt for one moment alone, those that wait for it have slots by then.
+            held = 0
             for one in mine:
-                if not replica.free:
+                if replica.free <= held:
                     break
                 entry = replica.prompts.entries.get(self.prompt_key(one))
                 if entry is not None and not entry.ready:
+                    held += self._recurrent
                     continue
                 copied = self.seat(replica, one, entry)
                 while copied is None and self._evict(replica, purpose):
@@ -104,12 +107,12 @@ class Admission:
                 if copied is None:
                     break
                 self.table.enter(one, replica)
-                admitted.append((one, *copied))
-        seated = {id(one) for one, _, _ in admitted}
+                admitted.append((one, copied))
+        seated = {id(one) for one, _ in admitted}
         self.waiting = [one for one in self.waiting if id(one) not in seated]
         return admitted
 
-    def seat(self, replica: Replica, sequence: SequenceState, entry: PromptPages | None) -> tuple[int, int] | None:
+    def seat(self, replica: Replica, sequence: SequenceState, entry: PromptPages | None) -> Copy | None:
         return replica.seat(sequence, entry, self.prompt_key(sequence))
 
     def _evict(self, replica: Replica, purpose: str) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl_post.engine.host import wire as c
 from jaxrl_post.engine.host.device import RowDevice
-from jaxrl_post.engine.host.replica import Replica
+from jaxrl_post.engine.host.replica import Copy, Replica
 from jaxrl_post.engine.host.sequence import SequenceState, Settled
 from jaxrl_post.ring.ragged import Ragged
 
@@ -115,11 +115,11 @@ def settled(out: np.ndarray, before: int, clock: int, record: int = 0, route_wor
 
 
 def entries(
-    sizes: c.EngineSettings, watched: int, given: Sequence[tuple[SequenceState, int, int]], slots: Sequence[int]
+    sizes: c.EngineSettings, watched: int, given: Sequence[tuple[SequenceState, Copy]], slots: Sequence[int]
 ) -> Iterator[c.Entry]:
     """Yields insertions of at most `sizes.inserts` texts a replica, each text into its slot of `slots`.
 
-    `given` has (sequence, page to copy from, page to copy to). Argmax tokens are sent for the first `watched`
+    `given`: what each sequence takes from another one. Argmax tokens are sent for the first `watched`
     positions. A text with a place in the drafter's tables counts as learned from then on."""
     by_replica = [
         [(*g, slot) for g, slot in zip(given, slots) if g[0].request.replica == d] for d in range(sizes.replicas)
@@ -127,9 +127,9 @@ def entries(
     for begin_at in range(0, max(map(len, by_replica)), sizes.inserts):
         entry = c.Entry.blank(sizes, watched)
         for d, mine in enumerate(by_replica):
-            for i, (sequence, copy_from, copy_to, at) in enumerate(mine[begin_at : begin_at + sizes.inserts]):
+            for i, (sequence, copy, at) in enumerate(mine[begin_at : begin_at + sizes.inserts]):
                 text, length = sequence.text()[: sizes.max_length], sequence.num_tokens
-                entry.slot[d, i], entry.source[d, i], entry.target[d, i] = at, copy_from, copy_to
+                entry.slot[d, i], entry.source[d, i], entry.target[d, i], entry.state[d, i] = at, *copy
                 entry.tokens[d, i, : text.size], entry.num_tokens[d, i] = text, length
                 if watched:
                     entry.argmax_tokens[d, i, :length] = sequence.learnable()[:watched]

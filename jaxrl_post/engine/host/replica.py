@@ -13,6 +13,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,16 +59,30 @@ class Pages:
         self._free += [i for i, count in zip(ids, counts.tolist()) if count == 0]
 
 
+class Copy(NamedTuple):
+    """What a sequence takes from another one: a page that is partly filled, and a recurrent state.
+
+    - source, target: pages; both out of range where none is copied
+    - state: the slot whose state it takes, or its own slot
+    """
+
+    source: int
+    target: int
+    state: int
+
+
 @dataclass
 class PromptPages:
     """Pages that hold positions 0 .. tokens-2 of a prompt, from which other sequences of the prompt start.
 
     The entry keeps one reference to each page. `ready` says that the pages are computed. Until then `leader` is the
-    slot that computes them."""
+    slot that computes them, and afterwards `state` is the slot that did. A recurrent state stands behind the prompt there, until
+    the slot has another row."""
 
     leader: int
     ids: list[int]
     ready: bool = False
+    state: int = -1
 
 
 @dataclass
@@ -90,7 +105,7 @@ class SharedPrompts:
         """Marks the pages that `slot` computed as ready."""
         for entry in self.entries.values():
             if entry.leader == slot:
-                entry.ready, entry.leader = True, -1
+                entry.ready, entry.leader, entry.state = True, -1, slot
 
     def abandon(self, slot: int) -> None:
         """Drops the entries that `slot` leads and has not finished."""
@@ -128,13 +143,12 @@ class Replica:
     def runs(self, purpose: str) -> bool:
         return self._purposes[purpose] > 0
 
-    def seat(self, sequence: SequenceState, entry: PromptPages | None, key: tuple) -> tuple[int, int] | None:
+    def seat(self, sequence: SequenceState, entry: PromptPages | None, key: tuple) -> Copy | None:
         """Gives the sequence a slot and pages.
 
         With an `entry` the sequence shares the entry's pages. Without one it leads its prompt's pages under `key`.
 
-        Returns: (page to copy from, page to copy to); both out of range where nothing is to be copied. None, with
-        nothing done, when too few pages are free."""
+        Returns: what to copy. None, with nothing done, when too few pages are free."""
         pages, none = self.pages, self.pages.total
         whole = sequence.shared // pages.size if entry else 0
         taken = pages.take(pages.needed(sequence.num_tokens) - whole)
@@ -148,10 +162,11 @@ class Replica:
             pages.share(entry.ids[:whole])
             sequence.pages = entry.ids[:whole] + taken
             sequence.num_computed = sequence.shared
-            return (entry.ids[whole], taken[0]) if sequence.shared % pages.size else (none, none)
+            partly = sequence.shared % pages.size
+            return Copy(entry.ids[whole], taken[0], entry.state) if partly else Copy(none, none, entry.state)
         if sequence.shared > 0:
             self.prompts.lead(key, sequence.slot, sequence.pages[: pages.needed(sequence.shared)])
-        return none, none
+        return Copy(none, none, sequence.slot)
 
     def leave(self, sequence: SequenceState) -> None:
         self.prompts.abandon(sequence.slot)

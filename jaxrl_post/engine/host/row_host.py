@@ -20,7 +20,7 @@ from jaxrl_post.engine.host import dispatch_log, packing, sequence, wire
 from jaxrl_post.engine.host.admission import Admission, Admitted
 from jaxrl_post.engine.host.device import DispatchOrder, RowDevice
 from jaxrl_post.engine.host.dispatch_log import Counters, Dispatch
-from jaxrl_post.engine.host.replica import Replica
+from jaxrl_post.engine.host.replica import Copy, Replica
 from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.engine.host.swap_policy import SwapPolicy
 from jaxrl_post.engine.host.wire import DispatchResult, EngineSettings
@@ -217,7 +217,7 @@ class RowHost:
         while True:
             admitted = self._admit(purpose)
             self.admission.map_pages(purpose, int(self.sizes.steps_per_dispatch * self._growth) + 1)
-            seated = [one for one, _, _ in admitted if one.slot >= 0 and one.num_computed < one.shared]
+            seated = [one for one, _ in admitted if one.slot >= 0 and one.num_computed < one.shared]
             if not (seated and self.sizes.prompt_rows):
                 return
             self._prefill(purpose, seated)
@@ -235,9 +235,11 @@ class RowHost:
     def _admit(self, purpose: str) -> list[Admitted]:
         """Gives slots to waiting sequences and writes their texts to the device. Returns them."""
         admitted = self.admission.admit(purpose)
-        for one, _, _ in admitted:
+        for one, copy in admitted:
             if one.oldest < self.version:
                 self.counters.add("sched/recomputed_older_versions", 1)
+            if self.sizes.recurrent and copy.state != one.slot:
+                self.counters.add("sched/copied_states", 1)
             if self.drafting.active:
                 self.admission.open(one)
             if one.start_clock < 0:
@@ -249,7 +251,7 @@ class RowHost:
         """Writes texts and page copies to the device, into the sequences' own slots or into `slots`.
 
         `drafts`: the drafter learns the texts too."""
-        places = slots or [one.slot for one, _, _ in admitted]
+        places = slots or [one.slot for one, _ in admitted]
         for entry in packing.entries(self.sizes, self.device.watched if drafts else 0, admitted, places):
             self.device.put(entry, drafts)
 
@@ -279,6 +281,8 @@ class RowHost:
             clock=self._clock[purpose],
             version=self.version,
         )
+        if self.sizes.recurrent:
+            self.admission.drop_prompts()  # the slots that computed them have more rows now
         wait = self.device.dispatch(order)
         table.store()
         if self.meanwhile is not None:
@@ -326,7 +330,7 @@ class RowHost:
             packing.describe_drafts(packed, one, weights[one.request.rollout_id])
         self.device.teach(self.drafting.uploads(), self.drafting.estimates.rates())
         none = self.sizes.pages
-        self._insert([(one, none, none) for one in unseen], True)
+        self._insert([(one, Copy(none, none, one.slot)) for one in unseen], True)
 
     def _clone(self, sequences: list[SequenceState], packed: np.ndarray, size: int) -> list[tuple[Replica, list[int]]]:
         """Gives free slots to clones of sequences that only decode, youngest first, while rows and pages last.
@@ -338,7 +342,7 @@ class RowHost:
         for d, replica in enumerate(self.admission.replicas):
             mine = [one for one in sequences if one.request.replica == d]
             for one, slot, shared, own in packing.clones(replica, mine, packed[d], size, self.drafting.clones_of):
-                copies.append(((one, one.pages[shared], own[0]), slot))
+                copies.append(((one, Copy(one.pages[shared], own[0], one.slot)), slot))
                 held.append((replica, own))
         self._insert([copy for copy, _ in copies], True, [slot for _, slot in copies])
         return held
@@ -349,7 +353,9 @@ class RowHost:
         found = table.settle(live, out, order.clock, self.version, order.drafts)
         for d, replica in enumerate(replicas):
             for slot in replica.prompts.leaders():
-                if live[d, slot] and table.computed(d, slot):
+                if live[d, slot] and self.sizes.recurrent and table.passed(d, slot):
+                    replica.prompts.abandon(slot)  # no state stands behind the prompt any more
+                elif live[d, slot] and table.computed(d, slot):
                     replica.prompts.finish(slot)
         rollouts = []
         for d, slot, before in found:

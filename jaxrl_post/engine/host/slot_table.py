@@ -152,6 +152,10 @@ class SlotTable:
         """Returns whether the shared positions of the slot's prompt are in the cache."""
         return bool(self.packed[replica, slot, c.NUM_COMPUTED] >= self._shared[replica, slot])
 
+    def passed(self, replica: int, slot: int) -> bool:
+        """Returns whether positions behind those of the slot's prompt that are shared are in the cache."""
+        return bool(self.packed[replica, slot, c.NUM_COMPUTED] > self._shared[replica, slot])
+
     def short_of_pages(self, live: np.ndarray, growth: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns (replica, slot, number of pages) of the slots that lack pages for `growth` more positions, by replica
         and age."""

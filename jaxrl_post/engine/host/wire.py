@@ -36,6 +36,9 @@ PROMPT_TILE = 64  # rows of a tile of the wide prompt program; one tile computes
 TILE_SLOT, TILE_FIRST, TILE_COUNT, TILE_TABLE = range(4)
 UPLOAD = 1024  # entries of a drafter's tables in a small upload
 BULK = 64 * UPLOAD  # entries in a large upload
+STATE_ROWS = (
+    8  # rows of a slot in a step that may be taken back, where layers have a state: each takes memory in all of them
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,8 @@ class EngineSettings:
     verified but scored: all of its tokens stay, with the log-probs of these weights. `shards`: the devices that the
     vocabulary is split over (kernels.verify.Shards), or None for one device. `kept_ids`: the most ids that top-k and top-p
     leave of a token that is recorded; 0 records none. `route_words`: the words of its route through the experts, behind
-    them; 0 records none."""
+    them; 0 records none. `recurrent`: layers have a recurrent state, which lies in a slot and not in pages; the engine
+    sets it by its model."""
 
     replicas: int = 1
     slots: int
@@ -67,6 +71,7 @@ class EngineSettings:
     shards: Any = None
     kept_ids: int = 0
     route_words: int = 0
+    recurrent: bool = False
 
     @property
     def record(self) -> int:
@@ -77,6 +82,11 @@ class EngineSettings:
     def emit(self) -> int:
         """Returns the most tokens that one slot may get in one dispatch."""
         return most_new(self.max_length, self.steps_per_dispatch)
+
+    @property
+    def state_rows(self) -> int:
+        """Returns the most drafted rows that one slot has in a step, where layers have a recurrent state."""
+        return min(STATE_ROWS, self.emit - 1, self.head_rows - 1)
 
     @property
     def inserts(self) -> int:
@@ -124,9 +134,10 @@ class DispatchResult(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """Texts that enter slots, and pages to copy; every array is [replicas, I] or [replicas, I, T].
+    """Texts that enter slots, and what to copy; every array is [replicas, I] or [replicas, I, T].
 
-    slot: a slot >= S is dropped. source, target: pages of a copy; a target >= pages is dropped. tokens: [replicas, I,
+    slot: a slot >= S is dropped. source, target: pages of a copy; a target >= pages is dropped. state: the slot whose recurrent
+    state is copied. tokens: [replicas, I,
     T], the first `num_tokens` of them settled. argmax_tokens: the likeliest token at each position; T = 0 without a
     drafter. row, fresh: row of the drafter's live table, and whether to empty it. seen: tokens that the row has learned
     already; read only where `fresh` is 0."""
@@ -134,6 +145,7 @@ class Entry(NamedTuple):
     slot: Any
     source: Any
     target: Any
+    state: Any
     tokens: Any
     argmax_tokens: Any
     num_tokens: Any
@@ -151,7 +163,7 @@ class Entry(NamedTuple):
         return entry
 
     def joined(self) -> np.ndarray:
-        """Joins all arrays to one int32 array [replicas, I, 7 + T + T'], so that one transfer replaces nine."""
+        """Joins all arrays to one int32 array [replicas, I, 8 + T + T'], so that one transfer replaces ten."""
         whole = self.tokens.base
         if isinstance(whole, np.ndarray) and _same(self, Entry.parted(whole, self.tokens.shape[-1])):
             return whole

@@ -32,9 +32,12 @@ def kept(config: Config, model: decoder.ModelConfig, shards: int) -> dict[str, i
     layer's own embeddings. "offload" has the streams of two layers on the device at a time, and the others in host memory.
     """
     m, ways, tokens = model, config.mesh.tensor, _tokens(config, shards)
-    stream, attended = m.embed, sum(m.heads * one.head_dim for one in m.kept) // ways
+    states = cache_kinds.states(m.kept)
+    read = sum(m.heads * one.head_dim for one in cache_kinds.paged(m.kept)) + sum(one.values for one in states)
+    stream, attended = m.embed, read // ways
+    products = attended + cache_kinds.held(m.kept, ways) + sum(one.inputs + one.values for one in states) // ways
     added = m.layer_embeds + m.embed if m.layer_embeds else 0
-    projected = attended + cache_kinds.held(m.kept, ways) + m.layers * (2 * m.widest // ways + m.embed + added)
+    projected = products + m.layers * (2 * m.widest // ways + m.embed + added)
     values = {
         "full": m.layers * stream,
         "attention": m.layers * stream + attended,
@@ -108,8 +111,10 @@ def _layer_weights(model: decoder.ModelConfig, parts: int) -> int:
 
 
 def _projected(model: decoder.ModelConfig) -> int:
-    """Returns the numbers of a token's query, key, value and output, in the layer with most of them."""
-    return max(2 * model.heads * one.head_dim + one.entry * (one.of is None) for one in model.kept)
+    """Returns the numbers of a token's query, key, value, gate and output, in the layer with most of them."""
+    heads = model.heads * (3 if model.attn_gate else 2)
+    paged = [heads * one.head_dim + one.entry * (one.of is None) for one in cache_kinds.paged(model.kept)]
+    return max(paged + [one.inputs + 2 * one.values for one in cache_kinds.states(model.kept)])
 
 
 def _tokens(config: Config, shards: int) -> int:

@@ -23,7 +23,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
 from jaxrl_post.config import Config
-from jaxrl_post.engine.host.wire import most_new
+from jaxrl_post.engine import recurrent_rows
+from jaxrl_post.engine.host.wire import STATE_ROWS, most_new
 from jaxrl_post.launch.parts import adapter, second_models
 from jaxrl_post.launch.plan import activations
 from jaxrl_post.launch.plan.activations import SIZES
@@ -474,11 +475,18 @@ def _elements(shapes: Any, shardings: Any) -> int:
 
 
 def _cache(config: Config, model: decoder.ModelConfig) -> int:
-    """Returns the bytes of keys and values of one replica's pages, on each of its devices. Rows of a file need none."""
+    """Returns the bytes of one replica's pages and recurrent states, on each of its devices. Rows of a file need none."""
     if config.engine.name != "rows" and not config.eval.prompts:
         return 0
-    positions = config.pages * config.engine.page_size
-    return positions * cache_kinds.held(model.kept, config.mesh.engine_parts) * SIZES[config.engine.dtype]
+    positions, size = config.pages * config.engine.page_size, SIZES[config.engine.dtype]
+    pages = positions * cache_kinds.held(model.kept, config.mesh.engine_parts) * size
+
+    def states() -> list:
+        slots, dtype = config.engine.slots, config.engine.dtype
+        return [recurrent_rows.empty(slots, STATE_ROWS, one, dtype) for one in cache_kinds.states(model.kept)]
+
+    parts = jax.tree.leaves(jax.eval_shape(states))
+    return pages + sum(part.size * part.dtype.itemsize for part in parts) // config.mesh.engine_parts
 
 
 def text(title: str, rows: dict, unit: str = "") -> str:

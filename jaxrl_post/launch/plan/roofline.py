@@ -21,7 +21,7 @@ from jaxrl_post.models import cache_kinds, decoder, lora
 TRAIN, PREFILL, MEMORY, LINKS = 0.45, 0.5, 0.85, 0.85
 SUM_S = 15e-6  # latency of one sum of activations over the devices of a replica
 DISPATCH_S, SLOT_S = 1e-3, 2e-6  # host's part of a dispatch, and of each live slot in it
-BF16 = 2  # bytes
+BF16, F32 = 2, 4  # bytes
 
 ASSUMED = (
     f"predicted, not measured: {TRAIN:.0%} of peak FLOP/s in training, {PREFILL:.0%} in prefill; {MEMORY:.0%} of memory bandwidth; "
@@ -80,7 +80,8 @@ def engine_step(config: Config, model: decoder.ModelConfig, where: Slice, prompt
         token_s=cache_kinds.read(model.kept) * size / memory,
         row_s=2 * used(model) / arithmetic,
         fixed_s=_sums(config, model) + DISPATCH_S / steps,
-        request_s=SLOT_S * config.replicas / steps,
+        request_s=SLOT_S * config.replicas / steps
+        + 2 * F32 * _matrices(model) / memory,  # each state is read and written
         prefill_s=_forward(model, prompt) / prompt / arithmetic,
         source=f"roofline of {where.name}",
     )
@@ -107,8 +108,15 @@ def _gradient(config: Config, model: decoder.ModelConfig, where: Slice, tokens: 
 
 def _forward(model: decoder.ModelConfig, tokens: float) -> float:
     """Returns FLOPs of a forward pass over a causal sequence."""
-    attention = 2 * model.heads * sum(one.head_dim for one in model.kept) * tokens**2
-    return 2 * used(model) * tokens + attention
+    attention = 2 * model.heads * sum(one.head_dim for one in cache_kinds.paged(model.kept)) * tokens**2
+    # A token decays a state, reads it twice and adds to it: two operations for each of its numbers, three times.
+    recurrence = 6 * _matrices(model) * tokens
+    return 2 * used(model) * tokens + attention + recurrence
+
+
+def _matrices(model: decoder.ModelConfig) -> int:
+    """Returns the numbers of a sequence's recurrent states in all layers."""
+    return sum(one.matrices for one in cache_kinds.states(model.kept))
 
 
 def parameters(model: decoder.ModelConfig) -> int:

@@ -1,0 +1,55 @@
+"""A model with recurrent states visibly learns: configs/demo/hybrid.py at three cold seeds; two controls do not.
+
+- arms: seed 0 pipelined (configs/demo/pipeline.py).
+- controls: learning rate 0 and shuffled rewards, each on 1,024 held-out prompts.
+- seeds: synchronous, each from a cold compilation cache. Each takes at most three minutes, which needs two free cores.
+- drafts: the same recipe on 320 prompts, with drafts (configs/demo/speculation.py) and without. All steps have to train on the
+  same tokens and log-probs. Rows are free in the cost table, as where memory is the bound.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import demo_moe
+import learning
+
+from jaxrl_post import config
+
+MINUTES = 20.0
+PLATFORM = "cpu"
+
+SEEDS, AFTER = (0, 1, 2), 0.6
+HYBRID, SFT = "configs/demo/hybrid.py", "configs/demo/hybrid_sft.py"
+LIMIT_S = 1200.0  # of one run
+RECIPE = (
+    "model.path",
+    "steps",
+    "optimizer.lr",
+    "eval.every",
+    "checkpoint.every",
+)  # what makes another file's run this one
+BOUNDS = {name: bound for name, bound in demo_moe.BOUNDS.items() if name != "recorded_words"} | {
+    "engine_steps_off_over_on": {"at_least": 1.25}
+}
+
+
+def show(record) -> None:
+    recipe = config.load(str(record.root / HYBRID))
+    same = [f"--config.{name}={operator.attrgetter(name)(recipe)}" for name in RECIPE]
+    found = record.cached("pipelined", lambda: _learnt(record, "configs/demo/pipeline.py", *same))
+    learning.learns(record, "pipelined", found, after=AFTER)
+    for name, control in learning.CONTROLS.items():
+        flags = (*control, "--config.eval.prompts=1024", "--config.eval.every=0")
+        learning.learns_nothing(record, name, record.cached(name, lambda: _learnt(record, HYBRID, *flags)))
+    for seed in SEEDS:
+        found = record.cached(f"seed-{seed}", lambda: _learnt(record, HYBRID, f"--config.seed={seed}"))
+        learning.learns(record, f"seed_{seed}", found, after=AFTER)
+        record.figure(f"seed_{seed}.cpu_seconds", found["cpu_seconds"])
+        record.figure(f"seed_{seed}.seconds", found["seconds"], at_most=180.0)
+    for name, value in record.cached("drafts", lambda: demo_moe.drafts(record, same)).items():
+        record.figure(f"drafts.{name}", value, **BOUNDS.get(name, {}))
+
+
+def _learnt(record, file: str, *flags: str) -> dict:
+    return learning.run(record, file, SFT, *flags, timeout_s=LIMIT_S, largest=("off_policy/max",))
