@@ -6,8 +6,8 @@ Outside this file `params` is a plain nested dict of arrays:
 - layers: {"0": {...}, ...}, where each layer holds
   - attn_norm [D], q [D,N,H], k and v [D,K,H], o [N,H,D]
   - ffw_norm [D], gate and up [D,F], down [F,D]
-    or, with experts, router [D,E], experts_gate and experts_up [E,D,F], experts_down [E,F,D]; or both, and router_scale [D],
-    expert_scale [E], and dense_post_norm, moe_norm and moe_post_norm [D]
+    or, with experts, router [D,E], experts_gate and experts_up [E,D,F], experts_down [E,F,D]
+  - with experts beside the feed-forward both, and router_scale [D], expert_scale [E], dense_post_norm, moe_norm, moe_post_norm [D]
   - by the config: router_bias [E], experts_gate_bias and experts_up_bias [E,F], experts_down_bias [E,D], shared_gate and
     shared_up [D,S], shared_down [S,D], shared_router [D]
   - by the config: q_bias [N,H], k_bias and v_bias [K,H], q_norm and k_norm [H], attn_post_norm and ffw_post_norm [D],

@@ -78,7 +78,7 @@ def packed(tokens: Tokens, segment_ids: Int[Array, "B T"], chunk: int = CHUNK) -
     """Returns what every token of packed rows reads. Each segment begins with a state of zeros.
 
     A chunk has `chunk` tokens, a power of two. Within it, the corrections d of all tokens solve one unit lower triangular system
-    (section 3.3), with the state S before the chunk on its right side: (1 + A) d = beta (v - exp(G) S^T k). G: the sum of g from
+    (section 3.3). The state S before the chunk is on its right side: (1 + A) d = beta (v - exp(G) S^T k). G: the sum of g from
     the chunk's first token. A[i, j] = beta_i exp(G_i - G_j) k_i k_j for an earlier token j of the same segment, and else 0. So d
     is linear in S.
     """
