@@ -1,4 +1,4 @@
-"""A model with recurrent states visibly learns: configs/demo/hybrid.py at three seeds, each from a cold compilation cache; two controls do not.
+"""A model with recurrent states visibly learns: configs/demo/hybrid.py at three seeds, each from a cold cache; two controls do not.
 
 - arms: seed 0 pipelined (configs/demo/pipeline.py).
 - controls: learning rate 0 and shuffled rewards, each on 1,024 held-out prompts.
@@ -22,7 +22,13 @@ PLATFORM = "cpu"
 SEEDS, AFTER = (0, 1, 2), 0.6
 HYBRID, SFT = "configs/demo/hybrid.py", "configs/demo/hybrid_sft.py"
 LIMIT_S = 1200.0  # of one run
-RECIPE = ("model.path", "steps", "optimizer.lr", "eval.every", "checkpoint.every")  # what makes another file's run this one
+RECIPE = (
+    "model.path",
+    "steps",
+    "optimizer.lr",
+    "eval.every",
+    "checkpoint.every",
+)  # what makes another file's run this one
 BOUNDS = {name: bound for name, bound in demo_moe.BOUNDS.items() if name != "recorded_words"} | {
     "engine_steps_off_over_on": {"at_least": 1.25}
 }
