@@ -464,3 +464,20 @@ def test_a_rename_that_fails_leaves_the_earlier_export_in_its_place(monkeypatch,
         hf.swap_in(tmp_path / "made", tmp_path / "policy")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "policy"]
     assert (tmp_path / "policy" / "model").read_text() == "policy"
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_what_a_killed_export_left_beside_it_is_gone_after_the_next(tmp_path, renamed):
+    """Killed between two renames, the earlier export has no name. It gets it back, also where the next export fails."""
+    config = PRESETS["tiny"]
+    hf.save(tmp_path / "policy", config, decoder.init(config, 0))
+    first = (tmp_path / "policy" / "model.safetensors").read_bytes()
+    (tmp_path / ".policy.part").mkdir()
+    (tmp_path / ".policy.part" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / ".policy.old").mkdir()
+    if renamed:
+        (tmp_path / "policy").rename(tmp_path / ".policy.old" / "policy")
+    with pytest.raises(OSError, match="full"), hf.replacing(tmp_path / "policy"):
+        raise OSError("full")
+    assert (tmp_path / "policy" / "model.safetensors").read_bytes() == first
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]

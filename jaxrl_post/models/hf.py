@@ -22,7 +22,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -458,13 +457,20 @@ def _write_json(file: Path, value: Mapping) -> None:
 
 @contextlib.contextmanager
 def replacing(directory: Path) -> Iterator[Path]:
-    """Yields an empty folder, which appears under the name of `directory` at the end, or not at all after an error."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    """Yields an empty folder, which appears under the name of `directory` at the end, or not at all after an error.
+
+    What a process that was killed meanwhile has left beside it is deleted first. An earlier export that it had renamed gets its
+    name back.
+    """
+    made, old = directory.with_name(f".{directory.name}.part"), _old(directory)
+    if (old / directory.name).exists() and not directory.exists():
+        os.rename(old / directory.name, directory)
+    for left in (made, old):
+        shutil.rmtree(left, ignore_errors=True)
+    made.mkdir(parents=True)
     try:
         with written.naming(directory):
             yield made
-        made.chmod(0o755)
         swap_in(made, directory)
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -479,7 +485,8 @@ def swap_in(made: Path, directory: Path) -> None:
     if not directory.exists():
         os.rename(made, directory)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.old.", dir=directory.parent))
+    old = _old(directory)
+    old.mkdir()
     try:
         os.rename(directory, old / directory.name)
         os.rename(made, directory)
@@ -489,3 +496,7 @@ def swap_in(made: Path, directory: Path) -> None:
         old.rmdir()
         raise
     shutil.rmtree(old)
+
+
+def _old(directory: Path) -> Path:
+    return directory.with_name(f".{directory.name}.old")

@@ -1,8 +1,8 @@
-"""A model with recurrent states visibly learns: configs/demo/hybrid.py at three cold seeds; two controls do not.
+"""A model with recurrent states visibly learns: configs/demo/hybrid.py at three seeds, each from a cold cache; two controls do not.
 
 - arms: seed 0 pipelined (configs/demo/pipeline.py).
 - controls: learning rate 0 and shuffled rewards, each on 1,024 held-out prompts.
-- seeds: synchronous, each from a cold compilation cache. Each takes at most three minutes, which needs two free cores.
+- seeds: synchronous. Each takes at most three minutes, which needs two free cores.
 - drafts: the same recipe on 320 prompts, with drafts (configs/demo/speculation.py) and without. All steps have to train on the
   same tokens and log-probs. Rows are free in the cost table, as where memory is the bound.
 """
