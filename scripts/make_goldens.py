@@ -111,6 +111,24 @@ FAMILIES: dict[str, tuple[str, str, str, dict]] = {
         | dict(rope_parameters=GEMMA4)
         | dict(layer_types=[f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full")]),
     ),
+    "gemma4_embeds": (  # as E2B
+        "Gemma4",
+        "bfloat16",
+        "1GB",
+        dict(num_hidden_layers=5, num_key_value_heads=1, head_dim=8, sliding_window=8, global_head_dim=16)
+        | dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCABULARY, final_logit_softcapping=6.0)
+        | dict(num_kv_shared_layers=2, use_double_wide_mlp=True, intermediate_size=16, rope_parameters=GEMMA4)
+        | dict(layer_types=[f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "full")]),
+    ),
+    "gemma4_moe": (  # as 26B-A4B
+        "Gemma4",
+        "bfloat16",
+        "1GB",
+        dict(num_hidden_layers=2, num_key_value_heads=2, head_dim=8, sliding_window=8, hidden_size_per_layer_input=0)
+        | dict(global_head_dim=16, num_global_key_value_heads=1, attention_k_eq_v=True, final_logit_softcapping=6.0)
+        | dict(enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=16)
+        | dict(layer_types=["sliding_attention", "full_attention"], rope_parameters=GEMMA4),
+    ),
     "qwen2_moe": (
         "Qwen2Moe",
         "bfloat16",
@@ -194,6 +212,7 @@ def make(family: str) -> None:
             else:
                 # Scores of experts far apart: two that are nearly equal could change places by rounding.
                 gain = 3.0 if "lm_head" in name or name.endswith(("mlp.gate.weight", "router.weight")) else 1.3
+                gain = 3.0 * WIDTH**0.5 if name.endswith("router.proj.weight") else gain  # what it reads is scaled down
                 weight.copy_(gain * weight.shape[-1] ** -0.5 * noise)
     folder = GOLDENS / family
     shutil.rmtree(folder, ignore_errors=True)
@@ -216,7 +235,7 @@ def neutral(family: str, name: str) -> float:
         return {"A_log": -2.5, "norm.weight": 1.0}.get(name.partition(".linear_attn.")[2], 0.0)
     if "gemma" not in family:
         return 1.0
-    if family == "gemma4":
+    if family.startswith("gemma4"):
         return 3.0 if "post_attention" in name or "post_feedforward" in name else 1.0
     return 2.0 if "post_attention" in name or "post_feedforward" in name else 0.0
 

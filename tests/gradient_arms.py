@@ -106,7 +106,7 @@ def shift(one: Learner, dtype) -> None:
     """Moves the policy as if a commit had happened, so that ratios are not 1."""
     one._old.settle(one.logprobs)
     one._old.committed = True
-    policy = made_groups.moved(made_groups.weights(0, dtype), 1)
+    policy = made_groups.moved(made_groups.weights(0, dtype, one._recipe.model), 1)
     placed = mesh.put(policy, jax.tree.map(lambda x: x.sharding, one.params))
     one.state = dataclasses.replace(one.state, params={**one.state.params, "policy": placed})
 

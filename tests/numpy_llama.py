@@ -18,6 +18,7 @@ def forward(params, config, tokens, *, positions=None, dtype=np.float32) -> np.n
     tokens = np.asarray(tokens)
     positions = np.arange(tokens.size) if positions is None else np.asarray(positions)
     stream = _cast(params["embed"], dtype)[tokens] * dtype(config.embed_scale)
+    given = layer_embeds(params, config, tokens, stream) if config.layer_embeds else None
     lent: dict = {}  # keys and values of the latest layer of each window, for those that have none
     for index in range(config.layers):
         layer = {name: _cast(leaf, dtype) for name, leaf in params["layers"][str(index)].items()}
@@ -27,9 +28,15 @@ def forward(params, config, tokens, *, positions=None, dtype=np.float32) -> np.n
         else:
             new = _attention(layer, config, normed, positions, config.windows[index], lent)
         stream = stream + (_norm(new, layer["attn_post_norm"], config) if config.post_norms else new)
-        ffw = experts if "router" in layer else feed_forward
-        new = ffw(layer, config, _norm(stream, layer["ffw_norm"], config))
+        if "router_scale" in layer:
+            new = both(layer, config, stream)
+        else:
+            ffw = experts if "router" in layer else feed_forward
+            new = ffw(layer, config, _norm(stream, layer["ffw_norm"], config))
         stream = stream + (_norm(new, layer["ffw_post_norm"], config) if config.post_norms else new)
+        if given is not None:
+            new = (_activated(stream @ layer["layer_gate"], config) * given[:, index]) @ layer["layer_up"]
+            stream = stream + _norm(new, layer["layer_post_norm"], config)
         stream = stream * layer["layer_scalar"] if config.layer_scalars else stream
     stream = _norm(stream, _cast(params["final_norm"], dtype), config)
     head = _cast(params["embed"], dtype).T if config.tied else _cast(params["head"], dtype)
@@ -193,10 +200,19 @@ def turn_scale(scaling) -> float:
     return math.sqrt(math.log(scaling.original_length * scaling.factor, scaling.original_length))
 
 
-def experts(layer, config, x) -> np.ndarray:
-    """One row and one expert at a time, as the papers write it."""
+def both(layer, config, stream) -> np.ndarray:
+    """A feed-forward and experts beside one another."""
+    plain, one = _norm(stream, layer["ffw_norm"], config), stream.dtype.type(1 - config.norm_offset)
+    scored = _norm(stream, one, config) * layer["router_scale"] / np.sqrt(stream.dtype.type(config.embed))
+    mixed = experts(layer, config, _norm(stream, layer["moe_norm"], config), scored)
+    dense = _norm(feed_forward(layer, config, plain), layer["dense_post_norm"], config)
+    return dense + _norm(mixed, layer["moe_post_norm"], config)
+
+
+def experts(layer, config, x, scored=None) -> np.ndarray:
+    """One row and one expert at a time, as the papers write it. scored: what the router reads, where that is not x."""
     e, out = config.experts, np.zeros_like(x)
-    scores = x @ layer["router"] + layer.get("router_bias", 0)
+    scores = (x if scored is None else scored) @ layer["router"] + layer.get("router_bias", 0)
     for at, row in enumerate(x):
         chosen = sorted(range(e.count), key=lambda expert: (-scores[at, expert], expert))[: e.per_token]
         over = scores[at, chosen] if e.renormalised else scores[at]
@@ -210,12 +226,24 @@ def experts(layer, config, x) -> np.ndarray:
                 gate, up = np.minimum(gate, e.limit), np.minimum(np.maximum(up, -e.limit), e.limit)
                 inner = (up + 1) * gate / (1 + np.exp(-x.dtype.type(1.702) * gate))
             share = np.exp(scores[at, expert]) / np.exp(over).sum()
+            share = share * layer["expert_scale"][expert] if "expert_scale" in layer else share
             out[at] += share * (inner @ own["down"] + bias["down"])
     if e.shared_ffw:
         shared = {name: layer[f"shared_{name}"] for name in ("gate", "up", "down")}
         opened = 1 / (1 + np.exp(-(x @ layer["shared_router"])))
         out += opened[:, None] * feed_forward(shared, config, x)
     return out
+
+
+def layer_embeds(params, config, tokens, stream) -> np.ndarray:
+    """[T, L, P] what each layer gets of a token, one layer at a time."""
+    P, out = config.layer_embeds, []
+    for at in range(config.layers):
+        row = _cast(params["layer_embed"], stream.dtype)[tokens, at * P : (at + 1) * P]
+        made = stream @ _cast(params["layer_proj"], stream.dtype)[:, at] / np.sqrt(stream.dtype.type(config.embed))
+        made = _norm(made, _cast(params["layer_proj_norm"], stream.dtype), config)
+        out.append((made + row * np.sqrt(stream.dtype.type(P))) / np.sqrt(stream.dtype.type(2)))
+    return np.stack(out, axis=1)
 
 
 def feed_forward(layer, config, x) -> np.ndarray:

@@ -17,7 +17,7 @@ def older(newer: dict) -> dict:
             | {
                 "torch_dtype": newer["dtype"],
                 "global_head_dim": heads["head_dim"],
-                "num_global_key_value_heads": heads["num_key_value_heads"],
+                "num_global_key_value_heads": heads.get("num_key_value_heads"),
             }
         )
     out["torch_dtype"], out["transformers_version"] = newer["dtype"], "4.50.0"

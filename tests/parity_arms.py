@@ -33,7 +33,20 @@ GOLDENS = Path(__file__).parent / "goldens"
 WITH_EXPERTS = ("qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss")  # with attention in every layer
 LINEAR = ("qwen3_5", "qwen3_5_moe", "qwen3_next")  # with a gated delta rule in some layers
 BY_EXPERT = (*WITH_EXPERTS[:3], "qwen3_5_moe", "qwen3_next")  # files with a tensor for each matrix of each expert
-FAMILIES = ("llama2", "llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gemma4", *WITH_EXPERTS, *LINEAR)
+FAMILIES = (
+    "llama2",
+    "llama3",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gemma2",
+    "gemma3",
+    "gemma4",
+    "gemma4_embeds",
+    "gemma4_moe",
+    *WITH_EXPERTS,
+    *LINEAR,
+)
 BOUND = 1e-4
 
 
@@ -243,6 +256,11 @@ def yarn(**changes) -> Callable:
     )
 
 
+def outside(name: str, change: Callable) -> Callable:
+    """A tensor outside of the layers as `change(config, leaf)` returns it."""
+    return lambda config, params: (config, {**params, name: change(config, params[name])})
+
+
 def whole(**changes) -> Callable:
     """Layers without a window read wrong."""
     return lambda config, params: (dataclasses.replace(config, full=config.full._replace(**changes)), params)
@@ -378,6 +396,34 @@ FAULTS: dict[str, dict[str, Callable | Computed]] = {
         "every_pair_turns": whole(turned=1.0),
         "no_pair_turns": whole(turned=0.0),
         "q_and_k_norm_swapped": swapped("q_norm", "k_norm"),
+    },
+    "gemma4_embeds": {
+        "left_out": neutral("layer_up", 0),
+        "rows_of_the_next_layer": outside("layer_embed", lambda c, leaf: np.roll(leaf, c.layer_embeds, axis=1)),
+        "rows_left_out": outside("layer_embed", lambda c, leaf: np.zeros_like(leaf)),
+        "rows_not_scaled": outside("layer_embed", lambda c, leaf: leaf * c.layer_embeds**-0.5),
+        "layers_not_together": outside(
+            "layer_embed", lambda c, leaf: leaf.reshape(-1, c.layer_embeds, c.layers).swapaxes(1, 2).reshape(leaf.shape)
+        ),
+        "product_left_out": outside("layer_proj_norm", lambda c, leaf: np.zeros_like(leaf)),
+        "product_of_the_next_layer": outside("layer_proj", lambda c, leaf: np.roll(leaf, 1, axis=1)),
+        "weights_of_the_norm_left_out": outside("layer_proj_norm", lambda c, leaf: np.ones_like(leaf)),
+        "norms_swapped": swapped("layer_post_norm", "ffw_post_norm"),
+        "layer_scalars_dropped": neutral("layer_scalar", 1),
+        "activation_silu": field(activation="silu"),
+        "embedding_unscaled": unscaled_embedding,
+    },
+    "gemma4_moe": EXPERTS
+    | {
+        "gate_and_up_swapped": GATE_AND_UP,
+        "feed_forward_left_out": neutral("down", 0),
+        "experts_left_out": neutral("experts_down", 0),
+        "gates_not_scaled": neutral("expert_scale", 1),
+        "router_scale_dropped": neutral("router_scale", 1),
+        "norms_before_swapped": swapped("ffw_norm", "moe_norm"),
+        "norms_behind_swapped": swapped("dense_post_norm", "moe_post_norm"),
+        "norm_of_the_sum_swapped": swapped("ffw_post_norm", "moe_post_norm"),
+        "norms_of_one_more": field(norm_offset=1.0),
     },
     "qwen3_5": NORMS
     | {

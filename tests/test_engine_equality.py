@@ -16,7 +16,7 @@ from jaxrl_post.engine.host.admission import Admission
 from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.engine.host.wire import OUT_WINDOW, SEED0
 from jaxrl_post.models import decoder
-from jaxrl_post.models.model_config import FullAttention
+from jaxrl_post.models.model_config import Experts, FullAttention
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
 
@@ -72,6 +72,19 @@ def test_with_heads_by_kind_of_layer_and_shared_pages_it_agrees_with_the_indepen
     assert lab.against_sampler(
         out, asked[::2], lab.weights(0, config), dataclasses.replace(config, windows=(30, None) * 2)
     )
+
+
+def test_with_embeddings_of_each_layer_and_experts_beside_it_agrees_with_the_independent_sampler():
+    """Two devices share the vocabulary, and with it the rows of each layer."""
+    config = dataclasses.replace(lab.TINY, layer_embeds=8, experts=Experts(4, 2, 16, beside=True))
+    params, asked = lab.weights(0, config), lab.requests(12)
+    out = lab.run(lab.engine(params, config, mesh=meshes.make_mesh(tensor=2), prompt_rows=128), asked)
+    assert lab.against_sampler(out, asked[::2], params, config) == []
+    other = params | {"layer_embed": np.roll(params["layer_embed"], 8, axis=1)}  # each layer has the rows of the next
+    assert lab.against_sampler(out, asked[::2], other, config)
+    layer = params["layers"]["1"] | {"moe_post_norm": params["layers"]["1"]["moe_post_norm"] / 2}
+    other = params | {"layers": params["layers"] | {"1": layer}}
+    assert lab.against_sampler(out, asked[::2], other, config)
 
 
 def test_slot_order_and_submit_times_change_nothing(shared, plain):

@@ -10,9 +10,10 @@ from refusals import refused
 
 from jaxrl_post.config import default, resolve
 from jaxrl_post.launch.parts import build
-from jaxrl_post.launch.plan import activations, memory_plan
+from jaxrl_post.launch.plan import activations, memory_plan, roofline
 from jaxrl_post.launch.plan.memory_plan import Item, Kind
 from jaxrl_post.models import decoder
+from jaxrl_post.models.model_config import Experts
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer.learner import Learner, LearnerSettings
@@ -129,6 +130,33 @@ def test_the_estimate_by_hand():
     assert got == 4 * (kept + values) + 2 * 4 * pairs * 8 + head
     layers = 2 * (32 * (2 * 4 + 2 * 2) * 8 + 3 * 32 * 64)
     assert table(*given, "model.scan_layers=no")["activations (estimate)"] == got + 4 * layers
+
+
+def test_embeddings_of_each_layer_by_hand():
+    """Two layers have 6 numbers a token: the row, its product and its slope. Beside them are three values of the layer at work."""
+    given = ("model.remat=true", "batch.rows=2", "batch.tokens=512", "model.scan_layers=yes")
+    model, tokens = dataclasses.replace(TINY, layer_embeds=6), 2 * 512
+    plain, got = (table(*given, model=one)["activations (estimate)"] for one in (TINY, model))
+    assert got == plain + 4 * tokens * (3 * 2 * 6 + 3 * 6)
+    assert activations.kept(config(*given), model, 1)["projections"] == (
+        activations.kept(config(*given), TINY, 1)["projections"] + 2 * tokens * 4 * (6 + 32)
+    )
+    large = dataclasses.replace(model, vocab_size=10**6, layer_embeds=128)  # the gradient of whose table is the most
+    got = table(*given, "batch.head_chunk=16", model=large)["activations (estimate)"]
+    assert got == 4 * (3 * tokens * 2 * 128 + 10**6 * (2 * 128 + 32))
+    assert roofline.used(large) == roofline.parameters(large) - 10**6 * 2 * 128
+    added = table("lora.rank=4", *given, model=model), table("lora.rank=4", *given)
+    assert added[0]["activations (estimate)"] - added[1]["activations (estimate)"] == 4 * tokens * (2 * 6 + 3 * 6)
+
+
+def test_experts_beside_a_feed_forward_by_hand():
+    """A token has the inner values of both. So has the largest layer, with those of every expert."""
+    model = dataclasses.replace(TINY, experts=Experts(8, 2, 24, beside=True))
+    assert model.widest == 2 * 24 + TINY.ffw and model.width_of(8) == 8 * 24 + TINY.ffw
+    given = config("model.remat=true")
+    kept, plain = (activations.kept(given, one, 1)["projections"] for one in (model, TINY))
+    assert kept == plain + 2 * given.batch.rows * given.batch.tokens * 4 * 2 * 2 * 24
+    assert roofline.used(model) == roofline.parameters(model) - 2 * 6 * 3 * 32 * 24
 
 
 def test_what_each_policy_keeps_by_hand():

@@ -38,6 +38,7 @@ VARIANTS = {
     ),
     "v_norm": dict(v_norm=True, norm_offset=1.0),
     "layer_scalars": dict(layer_scalars=True),
+    "layer_embeds": dict(layer_embeds=6, embed_scale=4.0, norm_offset=1.0, layer_scalars=True),
     "attn_soft_cap": dict(attn_soft_cap=0.7),
     "final_soft_cap": dict(final_soft_cap=0.9),
     "qk_norm": dict(qk_norm=True),
@@ -70,6 +71,7 @@ VARIANTS = {
     "gelu": dict(activation="gelu"),
     "experts": dict(experts=Experts(6, 2, 12)),
     "experts of all scores": dict(experts=Experts(6, 3, 12, renormalised=False, shared_ffw=9, dense_layers=(0,))),
+    "experts beside": dict(experts=Experts(6, 2, 12, beside=True), norm_offset=1.0, post_norms=True),
     "clipped experts": dict(experts=Experts(5, 2, 12, biased=True, limit=0.4)),
     "all": dict(
         tied=True,
@@ -246,8 +248,10 @@ def test_remat_keeps_gradients_and_the_cache(variant):
         assert gap <= 5e-6, (path, gap)
 
 
-def test_gradient_agrees_with_finite_differences():
-    config, tokens, positions = config_of("all"), text(), np.arange(12)
+@pytest.mark.parametrize("variant", ["all", "layer_embeds", "experts beside"])
+def test_gradient_agrees_with_finite_differences(variant):
+    config = dataclasses.replace(config_of(variant), layer_scalars=False)  # which is not trained
+    tokens, positions = text(), np.arange(12)
     params = shaken(config)
     direction = jax.tree.map(lambda leaf: np.random.default_rng(leaf.size).normal(size=leaf.shape), params)
 
@@ -360,6 +364,7 @@ def test_presets_have_the_published_number_of_parameters(name, count):
             dict(rope_scaling=LONGROPE._replace(long_factors=(1.0,))),
             "longrope has 1 long factors, expected 4, one for each pair of head_dim=8",
         ),
+        (dict(layer_embeds=-1), "layer_embeds=-1 must be at least 0"),
         (dict(ffw=0), "ffw must be at least 1, got 0"),
     ],
 )

@@ -12,13 +12,18 @@ import pytest
 import safetensors.numpy
 from parity_arms import BY_EXPERT, GOLDENS
 from refusals import refused
+from test_models_families import FAMILIES
 from test_models_hf import TINY, assert_same, shaken
 
-from jaxrl_post.models import decoder, hf, tensor_file
-from jaxrl_post.models.model_config import Experts
+from jaxrl_post.models import decoder, hf, peft, tensor_file
+from jaxrl_post.models.model_config import Experts, Lora
 from jaxrl_post.parallel import mesh, processes
 
 SQUARE = dataclasses.replace(TINY, qk_norm=True, experts=Experts(4, 2, TINY.embed, dense_layers=(0,)))
+# Stacks of the file are those of the leaves, transposed, and gate and up are one (Gemma 4).
+STACKS = dataclasses.replace(
+    next(one for one in FAMILIES if one.experts and one.experts.beside), experts=Experts(4, 2, TINY.embed, beside=True)
+)
 FIRST = "model.layers.1.mlp.experts.0.gate_proj.weight"
 ROUTER = "model.layers.1.mlp.gate.weight"
 STACK = "model.layers.1.mlp.experts.gate_up_proj"
@@ -131,10 +136,11 @@ def test_what_does_not_fit_is_refused_by_name_and_shape(tmp_path, change, senten
     refused(sentence, hf.load, edited(tmp_path, change))
 
 
-def test_a_square_expert_is_cut_the_right_way_round_and_each_byte_read_once(tmp_path, monkeypatch):
-    params = shaken(SQUARE)
-    hf.save(tmp_path / "out", SQUARE, params)
-    split = mesh.param_shardings(mesh.make_mesh(1, 2, 2), decoder.axes(SQUARE), "learner")
+@pytest.mark.parametrize("config, expert", [(SQUARE, 1), (STACKS, 1), (STACKS, 2)])
+def test_a_square_expert_is_cut_the_right_way_round_and_each_byte_read_once(tmp_path, monkeypatch, config, expert):
+    params = shaken(config)
+    hf.save(tmp_path / "out", config, params)
+    split = mesh.param_shardings(mesh.make_mesh(1, 2, 2, expert=expert), decoder.axes(config), "learner")
     fill, sizes = tensor_file._fill, []
     monkeypatch.setattr(tensor_file, "_fill", lambda *given: (sizes.append(given[1].size), fill(*given)))
     assert_same(hf.load(tmp_path / "out", shardings=split)[1], params)
@@ -153,6 +159,27 @@ def test_an_export_gathers_one_matrix_of_one_expert_at_a_time(tmp_path, monkeypa
     files = sorted(path.name for path in (tmp_path / "host").iterdir())
     assert len(files) > 4 and files == sorted(path.name for path in (tmp_path / "placed").iterdir())
     assert all((tmp_path / "host" / name).read_bytes() == (tmp_path / "placed" / name).read_bytes() for name in files)
+
+
+def test_a_stack_of_the_file_holds_all_of_gate_before_all_of_up(tmp_path):
+    params = shaken(STACKS)
+    hf.save(tmp_path / "out", STACKS, params)
+    layer, theirs = params["layers"]["1"], tensors_of(tmp_path / "out")
+    both = theirs["model.layers.1.experts.gate_up_proj"]
+    for expert in range(4):
+        assert np.array_equal(both[expert, :32], layer["experts_gate"][expert].T)
+        assert np.array_equal(both[expert, 32:], layer["experts_up"][expert].T)
+    wrong = theirs | {"model.layers.1.experts.gate_up_proj": both[:, :63].copy()}
+    safetensors.numpy.save_file(wrong, tmp_path / "out" / "model.safetensors")
+    sentence = r"tensor model.layers.1.experts.gate_up_proj has shape \(4, 63, 32\), expected \(4, 64, 32\)"
+    refused(sentence, hf.load, tmp_path / "out")
+
+
+def test_additions_to_stacks_have_no_form_in_files():
+    adapted = dataclasses.replace(STACKS, lora=Lora(2, 4.0, ("q", "gate")))
+    sentence = "gate of the experts is part of the tensor model.layers.0.experts.gate_up_proj, .* nearest valid choice is q_proj"
+    refused(sentence, peft.tensors, adapted)
+    assert len(peft.tensors(dataclasses.replace(adapted, lora=Lora(2, 4.0, ("q",))))) == 2 * 2
 
 
 def test_a_stack_of_another_count_is_not_saved(tmp_path):

@@ -12,7 +12,7 @@ from jaxrl_post.models import hf
 BOUND = 5e-6  # of a leaf's largest number
 
 
-@pytest.mark.parametrize("family", arms.WITH_EXPERTS)
+@pytest.mark.parametrize("family", (*arms.WITH_EXPERTS, "gemma4_moe"))
 def test_no_two_experts_are_nearly_tied(family):
     """Where they were, rounding alone could choose another one, and scores and gradients would jump."""
     config, params = hf.load(arms.GOLDENS / family)

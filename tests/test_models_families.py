@@ -42,6 +42,18 @@ FAMILIES = [
         shared_ffw=2 * GEMMA.ffw,
         v_norm=True,
         layer_scalars=True,
+        layer_embeds=6,
+    ),
+    dataclasses.replace(
+        GEMMA,
+        norm_offset=0.0,
+        qk_norm=True,
+        query_scale=1.0,
+        local_rope_theta=77.0,
+        full=FullAttention(2, 8),
+        v_norm=True,
+        layer_scalars=True,
+        experts=Experts(3, 2, 20, beside=True),
     ),
     dataclasses.replace(TINY, qkv_bias=True, windows=(6, None), experts=Experts(3, 2, 20, False, shared_ffw=12)),
     dataclasses.replace(TINY, qk_norm=True, windows=(6, 6), experts=Experts(4, 2, 32, dense_layers=(1,))),
@@ -68,6 +80,7 @@ KINDS = [
     "qwen3",
     "gemma2",
     "gemma3_text",
+    "gemma4_text",
     "gemma4_text",
     "qwen2_moe",
     "qwen3_moe",
@@ -101,7 +114,8 @@ def test_families_come_back_from_several_files_as_they_went(tmp_path, config, ki
     )
 
 
-# As they lie on the Hub, less what says nothing of the shape; then the number of parameters that is published.
+# As they lie on the Hub, less what says nothing of the shape; then the number of parameters that is published. Of Gemma 4 it is
+# that of the text model, with the numbers of its layers, as transformers 5.24.0 counts it.
 PUBLISHED = {
     "gemma-2-2b": (
         """{"architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attn_logit_softcapping": 50.0,
@@ -122,6 +136,41 @@ PUBLISHED = {
         "sliding_window": 512, "sliding_window_pattern": 6, "torch_dtype": "bfloat16", "vocab_size": 262144}""",
         999_885_952,
         ((512,) * 5 + (None,)) * 4 + (512, 512),
+    ),
+    "gemma-4-e2b": (
+        """{"architectures": ["Gemma4ForCausalLM"], "attention_bias": false, "attention_k_eq_v": false,
+        "enable_moe_block": false, "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1536, "hidden_size_per_layer_input": 256,
+        "intermediate_size": 6144, "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention",
+        "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "sliding_attention",
+        "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "sliding_attention",
+        "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "sliding_attention",
+        "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "sliding_attention",
+        "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "sliding_attention",
+        "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "sliding_attention",
+        "sliding_attention", "full_attention"], "max_position_embeddings": 131072, "model_type": "gemma4_text",
+        "moe_intermediate_size": null, "num_attention_heads": 8, "num_experts": null, "num_global_key_value_heads": null,
+        "num_hidden_layers": 35, "num_key_value_heads": 1, "num_kv_shared_layers": 20, "rms_norm_eps": 1e-06,
+        "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0,
+        "rope_type": "proportional"}, "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+        "sliding_window": 512, "tie_word_embeddings": true, "top_k_experts": null, "use_bidirectional_attention": null,
+        "use_double_wide_mlp": true, "vocab_size": 262144, "vocab_size_per_layer_input": 262144}""",
+        4_628_569_379,
+        ((512,) * 4 + (None,)) * 7,
+    ),
+    "gemma-4-26b-a4b": (
+        """{"architectures": ["Gemma4ForCausalLM"], "attention_bias": false, "attention_k_eq_v": true, "enable_moe_block": true,
+        "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2816, "hidden_size_per_layer_input": 0, "intermediate_size": 2112, "max_position_embeddings": 262144,
+        "model_type": "gemma4_text", "moe_intermediate_size": 704, "num_attention_heads": 16, "num_experts": 128,
+        "num_global_key_value_heads": 2, "num_hidden_layers": 30, "num_key_value_heads": 8, "num_kv_shared_layers": 0,
+        "rms_norm_eps": 1e-06, "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.25,
+        "rope_theta": 1000000.0, "rope_type": "proportional"}, "sliding_attention": {"rope_theta": 10000.0,
+        "rope_type": "default"}}, "sliding_window": 1024, "tie_word_embeddings": true, "top_k_experts": 8,
+        "use_bidirectional_attention": "vision", "use_double_wide_mlp": false, "vocab_size": 262144,
+        "vocab_size_per_layer_input": 262144}""",
+        25_233_141_790,
+        ((1024,) * 5 + (None,)) * 5,
     ),
     "mistral-7b-v0.1": (
         """{"architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
@@ -247,6 +296,32 @@ def test_gemma_3_with_capped_attention_is_refused_both_ways(tmp_path):
     assert (config.attn_soft_cap, config.final_soft_cap) == (None, 30.0)
     with pytest.raises(ValueError, match="attn_soft_cap=50.0 cannot be saved as Gemma3ForCausalLM"):
         families.write(dataclasses.replace(config, attn_soft_cap=50.0))
+
+
+def test_embeddings_of_each_layer_need_a_row_for_every_token(tmp_path):
+    published = PUBLISHED["gemma-4-e2b"][0]
+    refused(
+        "vocab_size_per_layer_input=262400 is not supported; it must be vocab_size=262144",
+        read_as, tmp_path, **published | {"vocab_size_per_layer_input": 262400},
+    )  # fmt: skip
+    assert read_as(tmp_path, **published | {"hidden_size_per_layer_input": None}).layer_embeds == 0
+
+
+def test_keys_and_values_that_no_layer_reads_are_left_out(tmp_path):
+    """Files of Google have them for layers that read those of others. Any other tensor is refused."""
+    config = next(one for one in FAMILIES if one.shared_layers)
+    hf.save(tmp_path / "out", config, shaken(config))
+    file = tmp_path / "out" / "model.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    more = {
+        name.replace("layers.0", "layers.3"): one
+        for name, one in tensors.items()
+        if "k_proj" in name or "k_norm" in name
+    }
+    safetensors.numpy.save_file(tensors | more, file)
+    assert_same(hf.load(tmp_path / "out")[1], shaken(config))
+    safetensors.numpy.save_file(tensors | {"model.layers.3.self_attn.k_scale": tensors["model.norm.weight"]}, file)
+    refused("tensor model.layers.3.self_attn.k_scale of shape .* is not part of this", hf.load, tmp_path / "out")
 
 
 def test_a_mistral_without_a_window_stays_a_mistral(tmp_path):
@@ -392,6 +467,9 @@ WRONG = [
       "high_freq_factor": 4, "original_max_position_embeddings": 8}}, "high_freq_factor=4 must be above 4"),
     ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok=9 is more than the 8 experts; the nearest valid value is 8"),
     ("mixtral", {"num_local_experts": 1 << 17}, "num_local_experts=131072 is more than 65536"),
+    ("gemma4_moe", {"top_k_experts": 6}, "top_k_experts=6 is more than the 5 experts; the nearest valid value is 5"),
+    ("gemma4_moe", {"num_experts": None}, "num_experts must be a whole number of at least 1, got None"),
+    ("gemma4_embeds", {"hidden_size_per_layer_input": -8}, "hidden_size_per_layer_input must be a whole number of at least 1"),
     ("qwen2_moe", {"norm_topk_prob": "no"}, "norm_topk_prob must be true or false, got 'no'"),
     ("qwen2_moe", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size must be a whole number of at"),
     ("qwen3_moe", {"mlp_only_layers": [3]}, r"mlp_only_layers=\[3\] must be a list of layers from 0 to 2"),

@@ -32,6 +32,9 @@ EXPERTS = dataclasses.replace(
 )
 # Layers 2 and 3 lend their keys and values, so they are scanned with none. The last three are scanned together.
 LENT = dataclasses.replace(config_of("qk_norm"), layers=7, windows=(5, 5, None, 5, None, 5, 5), shared_layers=3)
+# Its embeddings of each layer are cut for three scans and two layers outside of them.
+GIVEN = dataclasses.replace(LENT, layer_embeds=6)
+BESIDE = dataclasses.replace(config_of("all"), layers=3, windows=(4, 4, None), experts=Experts(5, 2, 7, beside=True))
 ALIKE = dataclasses.replace(config_of("qkv_bias"), layers=3, windows=(4, 4, 4))
 
 
@@ -68,13 +71,26 @@ def worst(a, b):
         (MIXED, {"policy": "full", "paired": True}),
         (MIXED, {"policy": "full", "paired": True, "placed": True}),
         (EXPERTS, {"policy": "full", "paired": True}),
+        (BESIDE, {"policy": "projections", "paired": True}),
         (LENT, {"policy": "full", "paired": True}),
+        (GIVEN, {"policy": "projections", "paired": True, "placed": True}),
         *(
             pytest.param(*one, marks=pytest.mark.shown("exact-scale"))
             for one in ((MIXED, {}), (ALIKE, {"policy": "full"}), (ALIKE, {"paired": True, "row_major": True}))
         ),
     ],
-    ids=["mixed", "mixed_paired", "mixed_placed", "experts", "lent", "mixed_kept", "alike", "alike_paired"],
+    ids=[
+        "mixed",
+        "mixed_paired",
+        "mixed_placed",
+        "experts",
+        "beside",
+        "lent",
+        "given",
+        "mixed_kept",
+        "alike",
+        "alike_paired",
+    ],
 )
 def test_scanned_gradients_are_those_of_layers_written_out_in_x64(config, how):
     assert worst(gradient(config, scan=True, **how), gradient(config)) <= EXACT

@@ -69,6 +69,8 @@ def test_over_the_attention_of_trainer_and_engine_scores_are_as_close(arm):
         ("gemma2", 11),
         ("gemma3", 13),
         ("gemma4", 14),
+        ("gemma4_embeds", 17),
+        ("gemma4_moe", 23),
         ("qwen3_5", 18),
         ("qwen3_5_moe", 23),
         ("qwen3_next", 18),

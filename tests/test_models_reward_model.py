@@ -18,7 +18,8 @@ from jaxrl_post.launch.parts import inputs, second_models
 from jaxrl_post.models import decoder, families, hf
 
 # transformers has none of these of texts but Qwen3.5's without experts: the others' names are made alike.
-OF_TEXTS = {"gemma3": "Gemma3", "gemma4": "Gemma4", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}
+OF_TEXTS = {"gemma3": "Gemma3", "gemma4": "Gemma4", "gemma4_embeds": "Gemma4", "gemma4_moe": "Gemma4"}
+OF_TEXTS |= {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}
 NAMES = {family: f"{name}TextForSequenceClassification" for family, name in OF_TEXTS.items()}
 
 

@@ -114,9 +114,8 @@ def test_a_conversation_is_played_again_where_its_process_is_gone(own, tmp_path)
         asked(pool, "a", "x")
         for process in pool._workers:
             os.kill(process.process.pid, 9)
-            os.waitid(
-                os.P_PID, process.process.pid, os.WEXITED | os.WNOWAIT
-            )  # a process that dies may still be sent a turn
+            # A process that dies may still be sent a turn.
+            os.waitid(os.P_PID, process.process.pid, os.WEXITED | os.WNOWAIT)
         reply, counts = asked(pool, "a", "xy", "1")
         assert reply["messages"][0]["content"] == "2" and counts["retries"] == 0  # nobody has taken the turn before
     lines = [line.split(" ", 1)[1] for line in log.read_text().splitlines()]

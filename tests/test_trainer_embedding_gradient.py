@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import types
 
@@ -90,6 +91,15 @@ def test_a_learner_has_the_gradient_of_xla(monkeypatch, dtype, bound, sizes, sum
     plain = arms.gradient(groups, dtype)
     monkeypatch.setattr(embedding, "for_platform", lambda mesh: embedding.in_order(mesh, sums))
     assert 0 < arms.worst(arms.gradient(groups, dtype, sizes=sizes), plain) <= bound
+
+
+def test_embeddings_of_each_layer_have_the_gradient_of_xla_on_a_mesh(monkeypatch):
+    model = dataclasses.replace(made_groups.MODEL, layer_embeds=6)
+    groups = made_groups.groups()
+    plain = arms.gradient(groups, model=model)
+    assert np.abs(plain["layer_embed"]).max() > 0
+    monkeypatch.setattr(embedding, "for_platform", lambda mesh: embedding.in_order(mesh, embedding.in_pieces))
+    assert 0 < arms.worst(arms.gradient(groups, model=model, sizes=(2, 2, 2)), plain) <= SINGLE
 
 
 def adds_every_neighbour(monkeypatch):

@@ -2,15 +2,16 @@
 
 Outside this file `params` is a plain nested dict of arrays:
 - embed [V,D], final_norm [D], and head [D,V] unless tied; score [D,1] in its place where the config is `scalar`
+- by the config: layer_embed [V,L*P], the embeddings of each layer beside one another, layer_proj [D,L,P], layer_proj_norm [P]
 - layers: {"0": {...}, ...}, where each layer holds
   - attn_norm [D], q [D,N,H], k and v [D,K,H], o [N,H,D]
   - ffw_norm [D], gate and up [D,F], down [F,D]
-    or, with experts, router [D,E], experts_gate and experts_up [E,D,F], experts_down [E,F,D]
+    or, with experts, router [D,E], experts_gate and experts_up [E,D,F], experts_down [E,F,D]; or both, and router_scale [D],
+    expert_scale [E], and dense_post_norm, moe_norm and moe_post_norm [D]
   - by the config: router_bias [E], experts_gate_bias and experts_up_bias [E,F], experts_down_bias [E,D], shared_gate and
     shared_up [D,S], shared_down [S,D], shared_router [D]
   - by the config: q_bias [N,H], k_bias and v_bias [K,H], q_norm and k_norm [H], attn_post_norm and ffw_post_norm [D],
-    sinks [N], o_bias [D], layer_scalar [1]
-
+    sinks [N], o_bias [D], layer_scalar [1], layer_gate [D,P], layer_up [P,D], layer_post_norm [D]
 
 A layer with a gated delta rule in the place of attention has none of q, k, v and o. It has, with h key heads and N value heads:
 - linear_q and linear_k [D,h,K], linear_v and linear_z [D,N,V], linear_rate and linear_decay [D,N], linear_norm [V]
@@ -58,6 +59,10 @@ class Decoder(nnx.Module):
         # Rows of the table instead of a one-hot product, which was slower on CPU at every vocabulary tried
         # (scripts/results/choices.json, by scripts/bench.py choices).
         self.embed = param((c.vocab_size, c.embed), ("vocab", "embed"), std=c.embed**-0.5)
+        if P := c.layer_embeds:
+            self.layer_embed = param((c.vocab_size, c.layers * P), ("vocab", "embed"), std=P**-0.5)
+            self.layer_proj = param((c.embed, c.layers, P), ("embed", None, None), std=c.embed**-0.5)
+            self.layer_proj_norm = param((P,), (None,), mean=1.0 - c.norm_offset)
         kinds = {Pages: Layer, RecurrentState: LinearLayer}
         self.layers = nnx.Dict({str(index): kinds[type(kept)](c, index) for index, kept in enumerate(c.kept)})
         self.final_norm = param((c.embed,), (None,), mean=1.0 - c.norm_offset)
@@ -82,10 +87,17 @@ class Decoder(nnx.Module):
             h = h if noise is None else h + noise.astype(dtype)
             if self.config.embed_scale != 1.0:
                 h = h * jnp.asarray(self.config.embed_scale, dtype)
+        given = None
+        if P := self.config.layer_embeds:
+            with jax.named_scope("layer_embed"):
+                own = rows(jnp.asarray(self.layer_embed[...]), tokens, dtype) * jnp.asarray(P**0.5, dtype)
+                made = jnp.einsum("...d,dlp->...lp", h, self.layer_proj[...].astype(dtype))
+                made = norm(made * jnp.asarray(h.shape[-1] ** -0.5, dtype), self.layer_proj_norm[...], self.config)
+                given = jnp.moveaxis((made + own.reshape(made.shape)) * jnp.asarray(0.5**0.5, dtype), -2, 0)
         with jax.named_scope("rope"):
             turns = _turns(self.config, positions, jnp.promote_types(dtype, jnp.float32))
         layers = [self.layers[str(index)] for index in range(self.config.layers)]
-        h, cache = layer_loop.run(layers, h, turns, self.config.kept, calls, cache, loop)
+        h, cache = layer_loop.run(layers, h, turns, self.config.kept, calls, cache, loop, given)
         with jax.named_scope("final_norm"):
             return norm(h, self.final_norm[...], self.config), cache
 
@@ -146,7 +158,7 @@ def init(config: ModelConfig, seed: int) -> dict:
 
     The noise of a leaf is a function of (seed, its path, its shape) alone.
     - Matrices are normal with variance 1/inputs.
-    - Embedding and head have variance 1/D.
+    - Embedding and head have variance 1/D, and embeddings of each layer 1/P.
     - Matrices that write to the stream have a variance divided by 2L, so that the stream's variance does not grow with
       depth.
     - Norms multiply by 1. Biases and a scalar head are 0.
@@ -216,7 +228,8 @@ def hidden(
       loop: the form of the loop over layers. Scanned, `attend` gets a traced number of the layer.
       routing: how rows come to their experts (models/experts.py). Its `choose` is called once per layer with experts, behind
         `attend`, with the same cache.
-      rows: (embed [V, D], tokens, dtype) -> [*rows, D]. None: `embed[tokens]`, with XLA's own gradient.
+      rows: (embed [V, D], tokens, dtype) -> [*rows, D], also of the embeddings of each layer. None: `embed[tokens]`, with XLA's
+        own gradient.
     """
     graph, _ = _skeleton(config)
     rows = rows or (lambda embed, tokens, dtype: embed[tokens].astype(dtype))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_post.models import config_keys as keys
-from jaxrl_post.models import experts, mxfp4, tensor_file
+from jaxrl_post.models import experts, gemma4, mxfp4, tensor_file
 from jaxrl_post.models.model_config import Experts, ModelConfig
 from jaxrl_post.models.tensor_file import Entry
 from jaxrl_post.ring.json_text import shown
@@ -15,7 +15,7 @@ from jaxrl_post.ring.json_text import shown
 MOST = 1 << 16  # experts of a layer
 _SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": None, "num_experts_per_tok": 4, "norm_topk_prob": False}
 _SHARING = ("qwen2_moe", "qwen3_5_moe_text", "qwen3_next")  # kinds with an expert that every token uses
-# What an absent key means, by model_type. The families of these kinds have experts, and no other has.
+# What an absent key means, by model_type. The families of these kinds have experts. Gemma 4 may have some, and no other has.
 ABSENT: dict[str, dict[str, Any]] = {
     "qwen2_moe": _SPARSE | {"num_experts": 60, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
     "qwen3_moe": _SPARSE | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
@@ -36,15 +36,19 @@ def read(file: Path, kind: str, given: Mapping, layers: int) -> Experts | None:
     Raises:
       ValueError: a value is out of its bounds. Or every layer has one feed-forward, so the model has no experts.
     """
-    if kind not in ABSENT:
+    optional = kind == gemma4.KIND
+    if kind not in ABSENT and not (optional and keys.flag(file, given, "enable_moe_block")):
         return None
-    given = ABSENT[kind] | given
+    given = ABSENT.get(kind, {}) | given
     count = keys.count(file, given, "num_local_experts" if "num_local_experts" in given else "num_experts", MOST)
-    used = keys.count(file, given, "num_experts_per_tok")
+    per_token = "top_k_experts" if optional else "num_experts_per_tok"
+    used = keys.count(file, given, per_token)
     if used > count:
         raise ValueError(
-            f"model {file}: num_experts_per_tok={used} is more than the {count} experts; the nearest valid value is {count}"
+            f"model {file}: {per_token}={used} is more than the {count} experts; the nearest valid value is {count}"
         )
+    if optional:
+        return Experts(count, used, keys.count(file, given, "moe_intermediate_size"), beside=True)
     if kind == "mixtral":
         return Experts(count, used, keys.count(file, given, "intermediate_size"))
     if kind == "gpt_oss":
@@ -80,6 +84,9 @@ def read(file: Path, kind: str, given: Mapping, layers: int) -> Experts | None:
 
 def written(kind: str, e: Experts | None) -> dict[str, Any]:
     """Returns the keys of config.json that `read` reads for a family."""
+    if kind == gemma4.KIND:
+        own = dict(num_experts=e.count, top_k_experts=e.per_token, moe_intermediate_size=e.ffw) if e else {}
+        return {"enable_moe_block": e is not None, **own}
     if e is None:
         return {}
     counts = {"num_experts_per_tok": e.per_token}
@@ -99,13 +106,13 @@ def written(kind: str, e: Experts | None) -> dict[str, Any]:
 
 def differs(kind: str, config: ModelConfig) -> list[str]:
     """Returns what of the experts a family cannot have."""
-    e = config.experts
-    if (e is None) is (kind in ABSENT):
+    e, optional = config.experts, kind == gemma4.KIND
+    if not optional and (e is None) is (kind in ABSENT):
         return [f"experts={e}"]
     if e is None:
         return []
-    own = dict(biased=kind == "gpt_oss", limit=(e.limit or 7.0) if kind == "gpt_oss" else None)
-    if kind in ("mixtral", "gpt_oss"):
+    own = dict(biased=kind == "gpt_oss", limit=(e.limit or 7.0) if kind == "gpt_oss" else None, beside=optional)
+    if optional or kind in ("mixtral", "gpt_oss"):
         own |= dict(renormalised=True, dense_layers=(), shared_ffw=0)
     elif kind == "qwen3_5_moe_text":
         own |= dict(renormalised=True, dense_layers=())
@@ -116,10 +123,14 @@ def differs(kind: str, config: ModelConfig) -> list[str]:
 
 
 class Place(NamedTuple):
-    """The leaves of a layer that a tensor holds, and which of their stacks of matrices; None: they are whole leaves."""
+    """The leaves of a layer that a tensor holds, and which of their stacks of matrices; None: they are whole leaves.
+
+    `transposed`: each matrix of a whole stack is [outputs, inputs].
+    """
 
     names: tuple[str, ...]
     expert: int | None = None
+    transposed: bool = False
 
 
 MIXTRAL = {"gate": "w1", "down": "w2", "up": "w3"}  # the hub's names of its matrices
@@ -132,21 +143,31 @@ def _spelling(kind: str) -> tuple[str, dict[str, str]]:
     return "mlp", {name: f"{name}_proj" for name in ("gate", "up", "down")}
 
 
-# Stacks [E, inputs, outputs] in the file too, gate and up in one of them: column 2f is gate's f, and 2f + 1 is up's.
 _IN_STACKS = {
-    "mlp.router.weight": Place(("router",)),
-    "mlp.router.bias": Place(("router_bias",)),
-    "mlp.experts.gate_up_proj": Place(("experts_gate", "experts_up")),
-    "mlp.experts.gate_up_proj_bias": Place(("experts_gate_bias", "experts_up_bias")),
-    "mlp.experts.down_proj": Place(("experts_down",)),
-    "mlp.experts.down_proj_bias": Place(("experts_down_bias",)),
+    # Stacks [E, inputs, outputs] in the file too, gate and up in one of them: column 2f is gate's f, and 2f + 1 is up's.
+    "gpt_oss": {
+        "mlp.router.weight": Place(("router",)),
+        "mlp.router.bias": Place(("router_bias",)),
+        "mlp.experts.gate_up_proj": Place(("experts_gate", "experts_up")),
+        "mlp.experts.gate_up_proj_bias": Place(("experts_gate_bias", "experts_up_bias")),
+        "mlp.experts.down_proj": Place(("experts_down",)),
+        "mlp.experts.down_proj_bias": Place(("experts_down_bias",)),
+    },
+    # Stacks [E, outputs, inputs], gate's rows before up's.
+    gemma4.KIND: {
+        "router.proj.weight": Place(("router",)),
+        "router.scale": Place(("router_scale",)),
+        "router.per_expert_scale": Place(("expert_scale",)),
+        "experts.gate_up_proj": Place(("experts_gate", "experts_up"), transposed=True),
+        "experts.down_proj": Place(("experts_down",), transposed=True),
+    },
 }
 
 
 def names(kind: str, e: Experts) -> Iterator[tuple[str, Place]]:
     """Returns the names of a layer's tensors behind `model.layers.N.`, one for each matrix of each expert, and their places."""
-    if kind == "gpt_oss":
-        yield from _IN_STACKS.items()
+    if kind in _IN_STACKS:
+        yield from _IN_STACKS[kind].items()
         return
     block, sides = _spelling(kind)
     yield f"{block}.gate.weight", Place(("router",))
@@ -162,7 +183,7 @@ def names(kind: str, e: Experts) -> Iterator[tuple[str, Place]]:
 def apart(kind: str, config: ModelConfig, present: Mapping[str, Entry]) -> dict[str, Entry | mxfp4.Packed]:
     """Returns the tensors of files under the hub's names, where a stack of experts is one tensor for each matrix.
 
-    Of gpt-oss a stack is one tensor. It may be packed as MXFP4.
+    Of gpt-oss and Gemma 4 a stack is one tensor. It may be packed as MXFP4.
 
     Stacks are those of transformers 5 in memory (modeling_qwen3_moe.py): gate_up_proj [E, 2F, D], gate before up, and
     down_proj [E, D, F]. So each matrix is a stretch of neighbouring bytes, and nothing is read here.
@@ -171,7 +192,7 @@ def apart(kind: str, config: ModelConfig, present: Mapping[str, Entry]) -> dict[
       ValueError: a stack has another shape than `config` says, or a type that is not read.
     """
     out: dict[str, Entry | mxfp4.Packed] = dict(present)
-    if kind == "gpt_oss":
+    if kind in _IN_STACKS:
         for name in [name.removesuffix("_blocks") for name in present if name.endswith("_blocks")]:
             if f"{name}_scales" in out:
                 out[name] = mxfp4.packed(name, out.pop(f"{name}_blocks"), out.pop(f"{name}_scales"))

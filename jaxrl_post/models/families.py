@@ -428,7 +428,8 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
 class Leaf(NamedTuple):
     """A leaf of params as it lies in a tensor of the files: its own numbers have `shape` there, and `ours` in params.
 
-    With `part`, the numbers are that entry of the leaf's first axis, and `ours` is the shape of one entry.
+    `transposed`: outputs come before inputs there. With `part`, the numbers are that entry of the leaf's first axis, and `ours`
+    is the shape of one entry. With `stack`, the first axis of both shapes is that of experts.
     """
 
     path: tuple[str, ...]
@@ -436,6 +437,7 @@ class Leaf(NamedTuple):
     ours: tuple[int, ...]
     transposed: bool
     part: int | None = None
+    stack: bool = False
 
 
 class Tensor(NamedTuple):
@@ -486,12 +488,21 @@ _IN_LAYER = {
 # Where outputs are normed too, the same name means another norm.
 _POST_NORMED = _IN_LAYER | {
     "layer_scalar": "layer_scalar",
+    "layer_gate": "per_layer_input_gate.weight",
+    "layer_up": "per_layer_projection.weight",
+    "layer_post_norm": "post_per_layer_input_norm.weight",
     "attn_post_norm": "post_attention_layernorm.weight",
     "ffw_norm": "pre_feedforward_layernorm.weight",
     "ffw_post_norm": "post_feedforward_layernorm.weight",
+    "dense_post_norm": "post_feedforward_layernorm_1.weight",
+    "moe_norm": "pre_feedforward_layernorm_2.weight",
+    "moe_post_norm": "post_feedforward_layernorm_2.weight",
 }
 _OUTSIDE = {
     "embed": "model.embed_tokens.weight",
+    "layer_embed": "model.embed_tokens_per_layer.weight",
+    "layer_proj": "model.per_layer_model_projection.weight",
+    "layer_proj_norm": "model.per_layer_projection_norm.weight",
     "final_norm": "model.norm.weight",
     "head": "lm_head.weight",
     "score": "score.weight",
@@ -512,11 +523,15 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
         places = {theirs: expert_files.Place(own) for theirs, own in held.items()}
         if experts is not None:
             places |= dict(expert_files.names(kind, experts))
-        for theirs, (own, part) in places.items():
+        for theirs, (own, part, transposed) in places.items():
             sizes = {("layers", str(index), name): layer[name].shape for name in own}
-            if part is None and own[0].startswith("experts_"):
+            if transposed:
+                # Whole stacks of matrices [outputs, inputs]. Of two of them the rows of one lie behind those of the other.
+                leaves = tuple(Leaf(path, (E, F, D), (E, D, F), True, stack=True) for path, (E, D, F) in sizes.items())
+                tensor = Tensor(leaves, 1)
+            elif part is None and own[0].startswith("experts_"):
                 # Whole stacks, as they are in the leaves. Of two of them columns take turns.
-                leaves = tuple(Leaf(path, size, size, False) for path, size in sizes.items())
+                leaves = tuple(Leaf(path, size, size, False, stack=True) for path, size in sizes.items())
                 tensor = Tensor(leaves, len(leaves[0].shape) - 1, leaves[0].shape[-1])
             else:
                 first = 0 if part is None else 1
@@ -524,10 +539,15 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
                 by_head = config.linear and kind == qwen35.NEXT and theirs in qwen35.BY_KEY_HEAD.values()
                 tensor = Tensor(leaves, groups=config.linear.key_heads if by_head else 1)
             out[f"model.layers.{index}.{theirs}"] = tensor
-    for name in ("final_norm", "head", "score"):
-        if name in shapes:
-            out[_OUTSIDE[name]] = Tensor((_leaf((name,), shapes[name].shape),))
+    for name in [name for name in _OUTSIDE if name in shapes and name != "embed"]:
+        out[_OUTSIDE[name]] = Tensor((_leaf((name,), shapes[name].shape),))
     return out
+
+
+def unread(config: ModelConfig) -> set[str]:
+    """Returns the names of tensors that a file may hold and no layer reads: keys and values of layers that have those of others."""
+    reading = [index for index, one in enumerate(config.kept) if one.of is not None]
+    return {f"model.layers.{index}.{_IN_LAYER[name]}" for index in reading for name in ("k", "v", "k_norm")}
 
 
 def by_hub_names(config: ModelConfig, present: Mapping[str, Entry]) -> Mapping[str, Entry | mxfp4.Packed]:
@@ -541,7 +561,7 @@ def _leaf(path: tuple[str, ...], ours: tuple[int, ...], part: int | None = None)
     name = path[-1]
     if name == "shared_router":
         return Leaf(path, (1, *ours), ours, False)
-    if len(ours) == 1 or name == "embed":
+    if len(ours) == 1 or name in ("embed", "layer_embed"):
         return Leaf(path, ours, ours, False)
     if name.endswith("_bias"):
         return Leaf(path, (ours[0] * ours[1],), ours, False)

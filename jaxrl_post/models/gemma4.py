@@ -1,7 +1,7 @@
 """The keys of Gemma 4 in config.json that no other family has (models/families.py).
 
-Reads the text model without experts and without embeddings of each layer; both are refused by name. Windows, attention that
-sees all, and their heads come from the file. Scores are not scaled.
+Windows, attention that sees all, and their heads come from the file. Scores are not scaled. Keys of experts:
+models/expert_files.py. Refuses embeddings of each layer that are of another vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxrl_post.ring.json_text import shown
 KIND = "gemma4_text"
 LAYER_TYPES = ("full_attention", "sliding_attention")
 FIXED = dict(post_norms=True, qk_norm=True, v_norm=True, layer_scalars=True)
-OWN = ("full", "shared_layers", "shared_ffw")  # fields of ModelConfig that this family alone may set
+OWN = ("full", "shared_layers", "shared_ffw", "layer_embeds")  # fields of ModelConfig that this family alone may set
 ABSENT = {
     "rms_norm_eps": 1e-6,
     "num_key_value_heads": 4,
@@ -31,6 +31,7 @@ ABSENT = {
     "sliding_window_pattern": 6,
     "max_position_embeddings": 131072,
     "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144,
     "enable_moe_block": False,
     "attention_k_eq_v": False,
     "num_kv_shared_layers": 0,
@@ -58,11 +59,13 @@ def read(file: Path, given: Mapping, windows: tuple[int | None, ...], heads: tup
       given: the keys of the file over ABSENT.
       heads: kv_heads and head_dim of layers with a window.
     """
-    for key, wanted in (("hidden_size_per_layer_input", 0), ("enable_moe_block", False)):
-        if given[key] not in (wanted, None):
-            raise ValueError(
-                f"model {file}: {key}={shown(given[key])} is not supported; the nearest valid value is {wanted}"
-            )
+    none = given["hidden_size_per_layer_input"] in (0, None)
+    width = 0 if none else keys.count(file, given, "hidden_size_per_layer_input")
+    if width and given["vocab_size_per_layer_input"] != given.get("vocab_size"):
+        raise ValueError(
+            f"model {file}: vocab_size_per_layer_input={shown(given['vocab_size_per_layer_input'])} is not supported; it must be "
+            f"vocab_size={shown(given.get('vocab_size'))}"
+        )
     if windows[-1] is not None:
         raise ValueError(f"model {file}: the last of layer_types must be full_attention, as transformers has it")
     both = keys.section(file, given, "rope_parameters") or _ROPE
@@ -81,6 +84,7 @@ def read(file: Path, given: Mapping, windows: tuple[int | None, ...], heads: tup
         full=FullAttention(kv_heads, head_dim, same, keys.number(file, part, "partial_rotary_factor", 0.0, 1.0)),
         shared_layers=shared,
         shared_ffw=wide if shared else 0,
+        layer_embeds=width,
         rope_theta=keys.above(file, whole, "rope_theta", 0.0),
         local_rope_theta=keys.above(file, local, "rope_theta", 0.0),
     )
@@ -110,8 +114,8 @@ def written(config: ModelConfig) -> dict[str, Any]:
     assert full is not None
     heads = {"head_dim": full.head_dim, "num_key_value_heads": full.kv_heads}
     return {
-        "hidden_size_per_layer_input": 0,
-        "enable_moe_block": False,
+        "hidden_size_per_layer_input": config.layer_embeds,
+        "vocab_size_per_layer_input": config.vocab_size,
         "attention_k_eq_v": full.values_are_keys,
         "num_kv_shared_layers": config.shared_layers,
         "use_double_wide_mlp": config.shared_ffw > 0,
@@ -134,7 +138,7 @@ def written(config: ModelConfig) -> dict[str, Any]:
 
 def differs(config: ModelConfig) -> list[str]:
     """Returns the fields that this family cannot have, of those that are its own."""
-    expected = dict(query_scale=1.0, attn_soft_cap=None, rope_scaling=None, experts=None)
+    expected = dict(query_scale=1.0, attn_soft_cap=None, rope_scaling=None)
     out = [f"{name}={getattr(config, name)!r}" for name, value in expected.items() if getattr(config, name) != value]
     out += [f"{name}=None" for name in ("full", "local_rope_theta") if getattr(config, name) is None]
     if config.shared_ffw not in (0, 2 * config.ffw):

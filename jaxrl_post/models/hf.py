@@ -2,10 +2,11 @@
 
 Tensors are read one by one, the largest first, and placed at once. Of several processes each reads the ranges of its
 own devices alone. So loading needs little memory beyond the result. Saving gathers one tensor at a time, which process
-0 writes: of a stack of experts one matrix. Families and their names of tensors: models/families.py.
+0 writes: of a stack of experts one matrix, unless the file has stacks. Families and their names of tensors: models/families.py.
 
 Invariants:
-- Every tensor is used or refused, but those of a checkpoint's other parts (models/text_part.py), of which a line tells.
+- Every tensor is used or refused. The exceptions: what a file holds twice, what no layer reads (families.unread), and a
+  checkpoint's other parts (models/text_part.py), of which a line tells.
 - A directory appears whole or not at all.
 
 Refuses quantised weights but MXFP4 (models/mxfp4.py), and pickled weights (a pickle can run code) with a hint how to convert them.
@@ -166,7 +167,8 @@ class _Source:
         box = _box(self.leaf, index)
         value = self._read(box) if len(self.tensor.leaves) == 1 else self._own(box)
         # Transposed before the cast: the file's dtype has usually fewer bytes.
-        value = np.ascontiguousarray(value.T) if self.leaf.transposed else value
+        outputs = int(self.leaf.stack)
+        value = np.ascontiguousarray(np.moveaxis(value, outputs, -1)) if self.leaf.transposed else value
         with np.errstate(over="ignore"):  # what overflows is refused by its tensor's name
             piece = value.reshape(_sizes(index)).astype(self.kept, copy=False)
         if self._overflows:
@@ -186,7 +188,10 @@ class _Source:
         own, each = (shape[axis] // groups for shape in (self.leaf.shape, self.tensor.shape))
         before = self.tensor.leaves[: self.tensor.leaves.index(self.leaf)]
         start = sum(leaf.shape[axis] for leaf in before) // groups
-        side, out = box[axis], np.empty(_sizes(box), tensor_file.FLOATS[self.entry.type])
+        side = box[axis]
+        if groups == 1:
+            return self._read((*box[:axis], slice(side.start + start, side.stop + start), *box[axis + 1 :]))
+        out = np.empty(_sizes(box), tensor_file.FLOATS[self.entry.type])
         if axis == 0:  # neighbouring bytes, of one stretch at a time
             for group in range(side.start // own, -(-side.stop // own)):
                 first, stop = max(side.start, group * own), min(side.stop, (group + 1) * own)
@@ -241,6 +246,8 @@ def _box(leaf: Leaf, index: relayout.Index) -> tensor_file.Box:
     ones = (slice(0, 1),) * (len(leaf.shape) - 1)
     if not leaf.transposed:
         return index if leaf.shape == leaf.ours else (*ones, _joined(leaf.ours, index))
+    if leaf.stack:
+        return index[0], index[2], index[1]
     inputs = next(at for at in range(1, len(index)) if math.prod(leaf.ours[:at]) == leaf.shape[-1])
     return (_joined(leaf.ours[inputs:], index[inputs:]), *ones[1:], _joined(leaf.ours[:inputs], index[:inputs]))
 
@@ -298,8 +305,9 @@ def _indexed(directory: Path) -> dict[str, Entry]:
 
 def _matching(directory: Path, config: ModelConfig, expected: Mapping[str, Tensor], given: Mapping[str, Entry]) -> None:
     """Refuses tensors that are not what `config` says."""
-    # Old exports hold the rotation's frequencies, and tied ones sometimes the embedding twice. Both are redundant.
-    present = {name for name in given if not name.endswith("rotary_emb.inv_freq")}
+    # Old exports hold the rotation's frequencies, and tied ones sometimes the embedding twice. Both are redundant. Google's have
+    # keys and values of layers that read those of others.
+    present = {name for name in given if not name.endswith("rotary_emb.inv_freq")} - families.unread(config)
     if config.tied and "lm_head.weight" in present:
         two = [given[name] for name in ("lm_head.weight", "model.embed_tokens.weight") if name in present]
         # Reads both whole, so process 0 does it for all.
@@ -425,11 +433,15 @@ def as_in_files(tensors: Mapping[str, Tensor], params: Mapping, dtype: np.dtype)
     stack = functools.lru_cache(maxsize=3)(functools.partial(_at, params))
     for tensor in tensors.values():
         stretches = []
-        for path, shape, _, transposed, part in tensor.leaves:
+        for path, shape, _, transposed, part, stacked in tensor.leaves:
             leaf = _at(params, path) if part is None else relayout.entry(stack(path), part)
             value = processes.gathered(leaf, dtype)
-            value = value.reshape(shape[::-1]).T if transposed else value.reshape(shape)
-            stretches.append(value.reshape(*shape[: tensor.axis], tensor.groups, -1, *shape[tensor.axis + 1 :]))
+            if transposed:
+                outputs = int(stacked)
+                value = value.reshape(*shape[:outputs], *shape[outputs + 1 :], shape[outputs])
+                value = np.moveaxis(value, -1, outputs)
+            value = value.reshape(*shape[: tensor.axis], tensor.groups, -1, *shape[tensor.axis + 1 :])
+            stretches.append(value)
         whole = stretches[0] if len(stretches) == 1 else np.concatenate(stretches, axis=tensor.axis + 1)
         yield whole.reshape(tensor.shape)
 

@@ -1,4 +1,4 @@
-"""One layer of the decoder: attention and a gated feed-forward, or experts, each behind a norm. And the same with paired products.
+"""One layer of the decoder: attention and a gated feed-forward, experts, or both. And the same with paired products.
 
 Norms, rotation and scores are computed in float32 or wider.
 """
@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from jaxrl_post.models import experts as mixture
 from jaxrl_post.models.layer_loop import PROJECTED, STREAM, Callbacks, named
-from jaxrl_post.models.model_config import Experts, ModelConfig
+from jaxrl_post.models.model_config import ACTIVATIONS, Experts, ModelConfig
 
 # Axes that each matrix contracts, and axes that it makes, as letters.
 PRODUCTS = {
@@ -52,7 +52,7 @@ def product(leaf: str) -> str:
 
 
 def adapted(target: str) -> tuple[str, ...]:
-    """Returns the matrices that a target of low-rank additions names. A layer has the first alone, or of the others."""
+    """Returns the matrices that a target of low-rank additions names. A layer has some of them."""
     return (target, f"experts_{target}", f"shared_{target}") if target in FEED_FORWARD else (target,)
 
 
@@ -113,12 +113,21 @@ class Layer(nnx.Module):
             self.ffw_post_norm = param((c.embed,), (None,), mean=one)
         if c.layer_scalars:
             self.layer_scalar = param((1,), (None,), mean=1.0)
+        if P := c.layer_embeds:
+            self.layer_gate = param((c.embed, P), ("embed", None), std=into)
+            self.layer_up = param((P, c.embed), (None, "embed"), std=out * P**-0.5)
+            self.layer_post_norm = param((c.embed,), (None,), mean=one)
         self.ffw_norm = param((c.embed,), (None,), mean=one)
-        if self.experts is None:
+        if self.dense:
             self._add_inner(c, into)
             self.down = param((ffw, c.embed), ("ffw", "embed"), std=out * ffw**-0.5)
-        else:
+        if self.experts is not None:
             self._add_experts(self.experts, c.embed, into, out)
+            if self.experts.beside:
+                self.router_scale = param((c.embed,), (None,), mean=1.0)
+                self.expert_scale = param((self.experts.count,), (None,), mean=1.0)
+                for name in ("dense_post_norm", "moe_norm", "moe_post_norm"):
+                    setattr(self, name, param((c.embed,), (None,), mean=one))
         for target in c.lora.targets if c.lora else ():
             for name in adapted(target):
                 if hasattr(self, name):
@@ -143,8 +152,13 @@ class Layer(nnx.Module):
 
     @property
     def experts(self) -> Experts | None:
-        """Returns the experts that stand in the place of the feed-forward, if any."""
+        """Returns the experts of this layer, if any."""
         return self.config.experts_of(self.index)
+
+    @property
+    def dense(self) -> bool:
+        """Returns whether the layer has one feed-forward that every token uses."""
+        return self.experts is None or self.experts.beside
 
     def _add_experts(self, e: Experts, embed: int, into: float, out: float) -> None:
         """Makes router and experts, and the shared expert with its gate where there is one."""
@@ -188,22 +202,39 @@ class Layer(nnx.Module):
             return self.config.heads, self.kept.head_dim * (2 if self.config.attn_gate else 1)
         return self.kept.kv_heads, self.kept.head_dim
 
-    def __call__(self, h: Array, turn: tuple[Array, Array], calls: Callbacks, cache: Any) -> tuple[Array, Any]:
-        """Returns the stream after this layer, and the cache. h is [..., D]. turn holds cosines and sines, [..., P] each."""
-        c = self.config
+    def __call__(
+        self, h: Array, turn: tuple[Array, Array], calls: Callbacks, cache: Any, given: Array | None = None
+    ) -> tuple[Array, Any]:
+        """Returns the stream after this layer, and the cache.
+
+        Args:
+          h: [..., D].
+          turn: cosines and sines, [..., P] each.
+          given: the layer's own embeddings of the rows [..., P], where the config has some.
+        """
+        c, dtype = self.config, h.dtype
         h = named(h, STREAM)
         out, cache = self._mixed_rows(norm(h, self.attn_norm[...], c), turn, calls, cache)
         with jax.named_scope("attend"):
             h = h + (norm(out, self.attn_post_norm[...], c) if c.post_norms else out)
         with jax.named_scope("ffw"):
-            x = norm(h, self.ffw_norm[...], c)
-            if self.experts is None:
+            e, x = self.experts, norm(h, self.ffw_norm[...], c)
+            if self.dense:
                 out = self._product("down", mixture.inner(*self._gate_up(x), None, c.activation))
-            else:
-                out, cache = self._mixed(x, self.experts, calls.routing, cache)
+            if e is not None and e.beside:
+                scored = norm(h, self.router_scale[...] * c.embed**-0.5 - c.norm_offset, c)
+                more, cache = self._mixed(norm(h, self.moe_norm[...], c), scored, e, calls.routing, cache)
+                out = norm(out, self.dense_post_norm[...], c) + norm(more, self.moe_post_norm[...], c)
+            elif e is not None:
+                out, cache = self._mixed(x, x, e, calls.routing, cache)
             h = h + (norm(out, self.ffw_post_norm[...], c) if c.post_norms else out)
-            h = h * jax.lax.stop_gradient(self.layer_scalar[...]).astype(h.dtype) if c.layer_scalars else h
-        return h, cache
+        if given is not None:
+            with jax.named_scope("layer_embed"):
+                gate = named(jnp.einsum("...d,dp->...p", h, self.layer_gate[...].astype(dtype)), PROJECTED)
+                out = ACTIVATIONS[c.activation](gate) * given
+                out = named(jnp.einsum("...p,pd->...d", out, self.layer_up[...].astype(dtype)), PROJECTED)
+                h = h + norm(out, self.layer_post_norm[...], c)
+        return h * jax.lax.stop_gradient(self.layer_scalar[...]).astype(dtype) if c.layer_scalars else h, cache
 
     def _mixed_rows(self, x: Array, turn: tuple[Array, Array], calls: Callbacks, cache: Any) -> tuple[Array, Any]:
         """Returns what each row takes from the rows before, [..., D], and the cache. x: the normed stream.
@@ -236,15 +267,16 @@ class Layer(nnx.Module):
         """Returns queries [..., N, H], keys and values [..., K, H], of the normed stream x [..., D], as the layer has them."""
         return {side: self._product(side, x) for side in self.sides}
 
-    def _mixed(self, x: Array, e: Experts, routing: mixture.Routing, cache: Any) -> tuple[Array, Any]:
-        """Returns the sum of each row's experts, and the cache. Scores and gates are float32 or wider."""
+    def _mixed(self, x: Array, scored: Array, e: Experts, routing: mixture.Routing, cache: Any) -> tuple[Array, Any]:
+        """Returns the sum of each row's experts, and the cache. Scores and gates are float32 or wider. scored: what the router reads."""
         with jax.named_scope("router"):
             wide, router = jnp.promote_types(x.dtype, jnp.float32), self.router[...].astype(x.dtype)
             how = dict(precision=jax.lax.Precision.HIGHEST, preferred_element_type=wide)
-            scores = jnp.einsum("...d,de->...e", x, router, **how)
+            scores = jnp.einsum("...d,de->...e", scored, router, **how)
             scores = scores + self.router_bias[...].astype(wide) if e.biased else scores
             ids, cache = routing.choose(self.index, scores, e.per_token, cache)
             gates = mixture.gates(scores, ids, e)
+            gates = gates * self.expert_scale[...].astype(wide)[ids] if e.beside else gates
         names = [name for name in EXPERT_AXES if hasattr(self, f"experts_{name}")]
         matrices = {name: jnp.asarray(getattr(self, f"experts_{name}")[...]) for name in names}
         last = matrices.pop("down_bias", None)
@@ -297,7 +329,7 @@ class PairedLayer(Layer):
     def pairs(self) -> Mapping[str, tuple[str, str]]:
         """Returns the pair of keys and values, and that of gate and up, where the layer has them."""
         own = {"k_v": ("k", "v")} if "v" in self.sides else {}
-        return own | ({"gate_up": ("gate", "up")} if self.experts is None else {})
+        return own | ({"gate_up": ("gate", "up")} if self.dense else {})
 
     def _project(self, c: ModelConfig, std: float) -> None:
         for side in self.sides if "v" not in self.sides else ("q",):

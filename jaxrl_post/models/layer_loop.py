@@ -88,15 +88,23 @@ def named(x: Array, name: str) -> Array:
 
 
 def run(
-    layers: Layers, h: Array, turns: Turns, kept: Sequence[Kind], calls: Callbacks, cache: Any, how: LayerLoop
+    layers: Layers,
+    h: Array,
+    turns: Turns,
+    kept: Sequence[Kind],
+    calls: Callbacks,
+    cache: Any,
+    how: LayerLoop,
+    given: Array | None = None,
 ) -> tuple[Array, Any]:
     """Returns the stream [..., D] after all layers, and the cache.
 
     Args:
-      layers: each called as layer(h, turn, calls, cache) -> (h, cache). Paired, `layer.paired()` runs in their place. Its
+      layers: each called as layer(h, turn, calls, cache, given) -> (h, cache). Paired, `layer.paired()` runs in their place. Its
         `pairs` says which weights become one.
       turns: of each layer. Layers with equal rotation share the same tuple.
       kept: by each layer.
+      given: the embeddings of each layer [L, ..., P], of which a layer gets its own; None: there are none.
     """
     lenders = {one.of for one in kept if one.of is not None}
     if lenders:
@@ -108,16 +116,17 @@ def run(
     for which, some in itertools.groupby(range(len(layers)), lambda at: at if at in alone else _shapes(layers[at])):
         part = slice((some := list(some))[0], some[-1] + 1)
         if not isinstance(which, int):
-            given = (layers[part], h, turns[part], kept[part], calls, cache, how)
-            h, cache = _scanned(*given, part.start)
+            own = None if given is None else given[part]
+            h, cache = _scanned(layers[part], h, turns[part], kept[part], calls, cache, how, own, part.start)
             continue
         with jax.named_scope(f"layer_{which}"):
             graph, state = nnx.split(layers[which])
+            own = None if given is None else given[which]
             if how.policy is None:
-                h, cache = layers[which](h, turns[which], calls, cache)
+                h, cache = layers[which](h, turns[which], calls, cache, own)
                 continue
             once = functools.partial(_called, graph, calls)
-            h, cache = _again(once, how, in_loop=False)(nnx.to_pure_dict(state), h, turns[which], cache)
+            h, cache = _again(once, how, in_loop=False)(nnx.to_pure_dict(state), own, h, turns[which], cache)
     return h, cache[0] if lenders else cache
 
 
@@ -157,8 +166,10 @@ def _shapes(layer: nnx.Module) -> tuple:
     return tuple((path, leaf.get_value().shape) for path, leaf in nnx.to_flat_state(nnx.split(layer)[1]))
 
 
-def _called(graph: Any, calls: Callbacks, weights: dict, h: Array, turn: Turn, cache: Any) -> tuple[Array, Any]:
-    return nnx.merge(graph, weights)(h, turn, calls, cache)
+def _called(
+    graph: Any, calls: Callbacks, weights: dict, given: Array | None, h: Array, turn: Turn, cache: Any
+) -> tuple[Array, Any]:
+    return nnx.merge(graph, weights)(h, turn, calls, cache, given)
 
 
 def _again(run: Callable, how: LayerLoop, *, in_loop: bool) -> Callable:
@@ -176,6 +187,7 @@ def _scanned(
     calls: Callbacks,
     cache: Any,
     how: LayerLoop,
+    given: Array | None,
     start: int,
 ) -> tuple[Array, Any]:
     """Returns what `run` does, of layers with the same names and shapes of weights. start: the number of the first."""
@@ -192,18 +204,18 @@ def _scanned(
     seeing, whose = _kinds(kept)
     choices = [one for one in map(kept.__getitem__, whose) if isinstance(one, Pages)]
 
-    def one(weights, index, turning, seeing, h, cache):
+    def one(weights, given, index, turning, seeing, h, cache):
         def attend_here(_, q, k, v, cache, *, window, **more):
             own = [{"window": one.window} | ({} if one.of is None else {"of": one.of}) for one in choices]
-            ways = [functools.partial(calls.attend, index, **more | given) for given in own]
+            ways = [functools.partial(calls.attend, index, **more | one) for one in own]
             return jax.lax.switch(seeing, ways, q, k, v, cache) if len(ways) > 1 else ways[0](q, k, v, cache)
 
         def numbered(call: Callable) -> Callable:
-            return lambda _, *given: call(index, *given)
+            return lambda _, *rest: call(index, *rest)
 
         routing = calls.routing and calls.routing._replace(choose=numbered(calls.routing.choose))
         here = Callbacks(attend_here, routing, calls.recur and numbered(calls.recur))
-        return _called(graph, here, weights, h, _chosen(tables, turning), cache)
+        return _called(graph, here, weights, given, h, _chosen(tables, turning), cache)
 
     run_one = _again(one, how, in_loop=True)
 
@@ -211,8 +223,9 @@ def _scanned(
         return run_one(*layer, *carry), None
 
     numbers = jnp.arange(start, start + len(layers), dtype=jnp.int32)
+    which = weights, given, numbers, jnp.asarray(turning), jnp.asarray(seeing)
     with jax.named_scope("layers"):
-        (h, cache), _ = jax.lax.scan(step, (h, cache), (weights, numbers, jnp.asarray(turning), jnp.asarray(seeing)))
+        (h, cache), _ = jax.lax.scan(step, (h, cache), which)
     return h, cache
 
 

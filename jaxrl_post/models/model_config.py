@@ -86,7 +86,7 @@ class LinearAttention(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """Several gated feed-forwards in the place of one, of which each token uses the few that its router scores highest.
+    """Several gated feed-forwards in the place of one or beside it. Each token uses the few that its router scores highest.
 
     - count: of experts. per_token: of those that a token uses
     - ffw: hidden width of an expert
@@ -97,6 +97,9 @@ class Experts(NamedTuple):
     - biased: router and matrices of the experts have biases (gpt-oss, arXiv 2508.10925)
     - limit: gate and up are clipped to it, and the inner product is (up + 1) * gate * sigmoid(1.702 gate) (gpt-oss);
       None: it is activation(gate) * up
+    - beside: every layer has one feed-forward too, of width ModelConfig.ffw. Experts and router read the stream before it, each
+      behind a norm of its own, and both outputs are normed before they are added. A gate is multiplied by a number of its
+      expert (Gemma 4).
     """
 
     count: int
@@ -107,6 +110,7 @@ class Experts(NamedTuple):
     dense_layers: tuple[int, ...] = ()
     biased: bool = False
     limit: float | None = None
+    beside: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,13 +130,15 @@ class ModelConfig:
       multiplied by the sigmoid of the gate (Qwen3.5).
     - v_norm: each head's values are normed, without a weight (Gemma 4).
     - layer_scalars: the stream behind each layer is multiplied by a number of the layer, which is not trained (Gemma 4).
+    - layer_embeds: width of a second embedding that each token has for every layer, added behind the feed-forward (Gemma 3n
+      and 4); 0: none
     - query_scale: factor of q.k; None means head_dim ** -0.5, with the head_dim of the layer.
     - attn_soft_cap, final_soft_cap: None, or c in c * tanh(x / c).
     - local_rope_theta: None, or layers with a window rotate by this theta, unscaled (Gemma 3, arXiv 2503.19786).
     - norm_offset: 1.0 makes norms multiply by 1 + weight (Gemma).
     - post_norms: the outputs of attention and feed-forward are normed before they are added to the stream (Gemma).
     - embed_scale: factor of the embedded tokens, rounded to the dtype of the computation (Gemma).
-    - experts: None, or what stands in the place of the feed-forward (mixture of experts).
+    - experts: None, or what stands in the place of the feed-forward, or beside it (mixture of experts).
     - sinks: each query head has a learned number that joins the scores of its softmax. Its share of the weights is dropped
       (gpt-oss, arXiv 2508.10925; after StreamingLLM, arXiv 2309.17453). `query_scale` and `attn_soft_cap` leave it alone.
     - o_bias: a bias is added to the output product of attention (gpt-oss).
@@ -167,6 +173,7 @@ class ModelConfig:
     attn_gate: bool = False
     v_norm: bool = False
     layer_scalars: bool = False
+    layer_embeds: int = 0
     attn_soft_cap: float | None = None
     final_soft_cap: float | None = None
     used_vocab: int = 0  # ids from here on have rows but no meaning, and are never sampled; 0: no such ids
@@ -202,8 +209,9 @@ class ModelConfig:
             raise ValueError(
                 f"model: full needs kv_heads and head_dim of at least 1, and turned from 0 to 1, got {tuple(self.full)}"
             )
-        if self.shared_ffw < 0:
-            raise ValueError(f"model: shared_ffw={self.shared_ffw} must be at least 0")
+        for name in ("shared_ffw", "layer_embeds"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"model: {name}={getattr(self, name)} must be at least 0")
         if self.linear is not None:
             self.linear.check(self.layers)
         if self.rotary_dim is not None and not (2 <= self.rotary_dim <= self.head_dim and self.rotary_dim % 2 == 0):
@@ -262,7 +270,7 @@ class ModelConfig:
         return ("q", "k") if whole and self.full.values_are_keys else ("q", "k", "v")
 
     def ffw_of(self, layer: int) -> int:
-        """Returns the hidden width of a layer's feed-forward, where it has no experts."""
+        """Returns the hidden width of a layer's feed-forward, where it has one."""
         return self.ffw if self.kept[layer].of is None else self.shared_ffw or self.ffw
 
     @property
@@ -273,10 +281,20 @@ class ModelConfig:
     @property
     def widest(self) -> int:
         """Returns the most inner values that a token has in a layer's feed-forward, over the layers."""
-        e = self.experts
+        return self.width_of(self.experts.per_token if self.experts else 0)
+
+    def width_of(self, experts: int) -> int:
+        """Returns the hidden width of so many experts and what a layer has beside them, in the widest layer."""
+        e, whole = self.experts, max(map(self.ffw_of, range(self.layers)))
         if e is None:
-            return max(map(self.ffw_of, range(self.layers)))
-        return max(e.per_token * e.ffw + e.shared_ffw, self.ffw if e.dense_layers else 0)
+            return whole
+        some = experts * e.ffw + e.shared_ffw
+        return some + whole if e.beside else max(some, self.ffw if e.dense_layers else 0)
+
+    @property
+    def row_weights(self) -> int:
+        """Returns the number of weights that a token reads a row of and is not multiplied by: the embeddings of each layer."""
+        return self.vocab_size * self.layers * self.layer_embeds
 
     def head_dim_of(self, layer: int) -> int:
         """Returns the numbers of a key in a layer with attention. In one without, those of most others."""

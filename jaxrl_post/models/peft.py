@@ -111,13 +111,13 @@ def tensors(model: ModelConfig) -> dict[str, Tensor]:
     """Returns every tensor of the files by its name there.
 
     Raises:
-      ValueError: an addition is to a stack of experts, which is no module of its own (gpt-oss).
+      ValueError: an addition is to a stack of experts, which is no module of its own (gpt-oss, Gemma 4).
     """
     shapes, names, out = lora.abstract(model).adapter, lora.leaves(model.lora), {}
     for name, tensor in families.tensors(lora.plain(model)).items():
         *parents, matrix = tensor.leaves[0].path
         if parents and matrix in names:
-            if tensor.leaves[0].part is None and matrix.startswith("experts_"):
+            if tensor.leaves[0].stack:
                 raise ValueError(
                     f"lora.targets: {product(matrix)} of the experts is part of the tensor {said(name)}, to which PEFT's files hold "
                     f"no addition of its own; the nearest valid choice is q_proj, k_proj, v_proj and o_proj"

@@ -28,15 +28,16 @@ def kept(config: Config, model: decoder.ModelConfig, shards: int) -> dict[str, i
     """Returns the bytes that all layers keep on a device from the forward to the backward pass, by remat policy.
 
     Each policy keeps the residual stream before a layer, [tokens, D]. "attention" keeps the output of attention too.
-    "projections" keeps that, q, k, v, both halves of the gated feed-forward and the stream between. "offload" has the
-    streams of two layers on the device at a time, and the others in host memory.
+    "projections" keeps that, q, k, v, both halves of the gated feed-forward and the stream between, and both products with a
+    layer's own embeddings. "offload" has the streams of two layers on the device at a time, and the others in host memory.
     """
     m, ways, tokens = model, config.mesh.tensor, _tokens(config, shards)
     states = cache_kinds.states(m.kept)
     read = sum(m.heads * one.head_dim for one in cache_kinds.paged(m.kept)) + sum(one.values for one in states)
     stream, attended = m.embed, read // ways
     products = attended + cache_kinds.held(m.kept, ways) + sum(one.inputs + one.values for one in states) // ways
-    projected = products + m.layers * (2 * m.widest // ways + m.embed)
+    added = m.layer_embeds + m.embed if m.layer_embeds else 0
+    projected = products + m.layers * (2 * m.widest // ways + m.embed + added)
     values = {
         "full": m.layers * stream,
         "attention": m.layers * stream + attended,
@@ -61,6 +62,8 @@ def estimate(config: Config, model: decoder.ModelConfig, shards: int, platform: 
 
     - the head: its logits and its gradient, while the gradient of the layers' stack does not exist yet.
     - one layer at work: values and matrices, scores of attention, and the new gradient of all that is not stacked.
+    - the gradient of the embeddings of each layer, which comes last. The rows of all layers, their products and their slopes
+      are there with every layer.
 
     Args:
       shards: devices among which the micro-batch's rows are divided.
@@ -76,15 +79,18 @@ def estimate(config: Config, model: decoder.ModelConfig, shards: int, platform: 
     if platform == "tpu" and on(config.model.scan_layers, platform):  # a pair of products beside its halves
         working += 2 * _tokens(config, shards) * model.widest // config.mesh.tensor * SIZES[config.model.compute_dtype]
     logits, slope = _head(config, model, shards, platform)
+    rows = SIZES[config.model.compute_dtype] * _tokens(config, shards) * model.layers * model.layer_embeds
     if config.lora.rank:  # frozen weights have no gradient
-        return layers + max(working, logits)
+        return layers + rows + max(working, logits)
     scanned = on(config.model.scan_layers, platform)
     parts = math.gcd(shards, config.mesh.fsdp) * config.mesh.tensor
     own = model.layers * _layer_weights(model, config.mesh.expert) // parts
     stack = stacked(config, own, platform)
     # Layers that are not stacked have a new gradient too, each leaf its own. `stacked` counts that of the others.
     apart = 0 if scanned else SIZES["float32"] * own
-    return layers + max(working + slope + apart, logits + slope - stack // 2)
+    table = SIZES["float32"] * model.row_weights // (config.mesh.fsdp * config.mesh.tensor)
+    largest = max(working + slope + apart, logits + slope - stack // 2)
+    return 3 * rows + max(layers + largest, table + slope + apart)
 
 
 def stacked(config: Config, layers: int, platform: str) -> int:
@@ -100,8 +106,8 @@ def stacked(config: Config, layers: int, platform: str) -> int:
 def _layer_weights(model: decoder.ModelConfig, parts: int) -> int:
     """Returns the weights of the matrices of the largest layer, on one of `parts` devices that divide its experts."""
     m, e = model, model.experts
-    inner = m.widest if e is None else max(e.count // parts * e.ffw + e.shared_ffw, m.ffw if e.dense_layers else 0)
-    return m.embed * _projected(m) + 3 * m.embed * inner
+    inner = m.width_of(e.count // parts if e else 0)
+    return m.embed * (_projected(m) + 3 * inner + 2 * m.layer_embeds)
 
 
 def _projected(model: decoder.ModelConfig) -> int:
@@ -129,14 +135,14 @@ def _matrices(config: Config, model: decoder.ModelConfig, platform: str) -> int:
 def _one_layer(config: Config, model: decoder.ModelConfig) -> int:
     """Returns the values of a token in one layer.
 
-    They are the residual stream twice, q, k, v, o, both halves of the gated feed-forward and their product. With experts also
-    the token's copies that go to its experts and come back. A device that has a part of the experts has room for all tokens
-    of those with the other parts.
+    They are the residual stream twice, q, k, v, o, both halves of the gated feed-forward and their product. With embeddings of
+    each layer also the gate, what it opens and their product. With experts also the token's copies that go to its experts and
+    come back. A device that has a part of the experts has room for all tokens of those with the other parts.
     """
     m, ways = model, config.mesh.tensor
     copies = 2 * m.experts.per_token * m.embed if m.experts else 0
     gathered = config.mesh.expert * (copies + 3 * m.widest // ways)
-    return 2 * m.embed + gathered + _projected(m) // ways
+    return 2 * m.embed + gathered + _projected(m) // ways + 3 * m.layer_embeds
 
 
 def _attention(config: Config, model: decoder.ModelConfig, shards: int, platform: str, flash: bool) -> int:

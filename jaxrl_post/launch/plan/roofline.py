@@ -76,7 +76,7 @@ def engine_step(config: Config, model: decoder.ModelConfig, where: Slice, prompt
     memory, arithmetic = where.chip.bandwidth * MEMORY * ways, where.chip.flops * PREFILL * ways
     prompt = max(prompt, 1)
     return DecodeCost(
-        weights_s=size * _held(model, m.engine_experts) / memory,
+        weights_s=size * (_held(model, m.engine_experts) - model.row_weights) / memory,
         token_s=cache_kinds.read(model.kept) * size / memory,
         row_s=2 * used(model) / arithmetic,
         fixed_s=_sums(config, model) + DISPATCH_S / steps,
@@ -133,7 +133,7 @@ def _held(model: decoder.ModelConfig, parts: int) -> int:
 def used(model: decoder.ModelConfig) -> int:
     """Returns the number of weights that a token is multiplied by: of the experts, those that it goes to."""
     e = model.experts
-    return parameters(model) - (e.count - e.per_token) * _expert(model) if e else parameters(model)
+    return parameters(model) - model.row_weights - ((e.count - e.per_token) * _expert(model) if e else 0)
 
 
 def _expert(model: decoder.ModelConfig) -> int:
@@ -154,7 +154,7 @@ def train_collectives(config: Config, model: decoder.ModelConfig, where: Slice, 
 
     A device sends weights twice and gradients once a micro-batch, and the activations of a divided layer. Devices that divide
     the experts send each other rows, and get float32 sums back."""
-    m, held = config.mesh, _held(model, config.mesh.expert)
+    m, held = config.mesh, _held(model, config.mesh.expert) - model.row_weights
     trained = _trained(config, model) if config.lora.rank else held
     spread = (m.fsdp - 1) / m.fsdp / m.tensor * (2 * BF16 * held + BF16 * trained)
     seconds = batches * spread / (where.link(m.fsdp * m.tensor) * LINKS)
