@@ -45,6 +45,10 @@ PRESETS = (
     Preset(config="gsm8k_qwen3.py:30b-a3b-v5p-64", slice="v5p-64"),
     Preset(config="gsm8k_qwen3.py:30b-a3b-v6e-64", slice="v6e-64"),
     Preset(config="gsm8k_qwen3.py:30b-a3b-2x8xh100", slice="8xh100", count=2),
+    Preset(config="gsm8k_qwen3_5.py", slice="v6e-16"),
+    Preset(config="gsm8k_qwen3_5.py:9b-8xh100", slice="8xh100"),
+    Preset(config="gsm8k_qwen3_5.py:35b-a3b-v6e-64", slice="v6e-64"),
+    Preset(config="gsm8k_qwen3_5.py:35b-a3b-2x8xh100", slice="8xh100", count=2),
     Preset(config="gsm8k_gpt_oss.py", slice="8xh100"),
     Preset(config="gsm8k_gpt_oss.py:v6e-16", slice="v6e-16"),
 )

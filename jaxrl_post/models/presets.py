@@ -62,6 +62,14 @@ PRESETS: dict[str, ModelConfig] = {
     "qwen3_8b": _shape(151936, 4096, 36, 32, 8, 128, 12288, 40960, **_QWEN3),
     "qwen3_32b": _shape(151936, 5120, 64, 64, 8, 128, 25600, 40960, **_QWEN3),
     "qwen3_30b_a3b": _shape(151936, 2048, 48, 32, 4, 128, 6144, 40960, experts=Experts(128, 8, 768), **_QWEN3),
+    "qwen3_5_9b": _qwen3_5(
+        *(248320, 4096, 32, 16, 4, 256, 12288, 32768), linear=LinearAttention(16, 32, 128, 128, 4, ())
+    ),
+    "qwen3_5_35b_a3b": _qwen3_5(
+        *(248320, 2048, 40, 16, 2, 256, 512, 32768),
+        linear=LinearAttention(16, 32, 128, 128, 4, ()),
+        experts=Experts(256, 8, 512, shared_ffw=512),
+    ),
     "gpt_oss_20b": _gpt_oss(24, 32),
     "gpt_oss_120b": _gpt_oss(36, 128),
 }

@@ -185,6 +185,8 @@ def memory(
     lent = SIZES[sums] * trained if config.lent else 0
     waiting = activations.offloaded(config, model)
     pages = f"KV pages ({config.pages} of {config.engine.page_size} tokens, {dtype})"
+    if cache_kinds.states(model.kept):
+        pages += f" and recurrent states of {config.engine.slots} slots"
     return (
         *((frozen,) if config.lora.rank else ()),
         Item(Kind.WEIGHTS, f"{'additions' if config.lora.rank else 'weights'} (learner, float32)", 4 * trained),
