@@ -16,10 +16,11 @@ from jaxrl_post.config import chosen, load
 CONFIGS = Path(__file__).resolve().parents[1]
 MODELS = {"9b": "Qwen3.5-9B", "35b": "Qwen3.5-35B-A3B"}
 LIKE = {"35b-a3b-v6e-64": ":30b-a3b-v6e-64", "35b-a3b-2x8xh100": ":30b-a3b-2x8xh100"}  # choices of gsm8k_qwen3.py
-SLICES = {"9b-v6e-16": {}, "9b-8xh100": {"mesh.fsdp": 8, "batch.rows": 8}} | dict.fromkeys(
-    LIKE,
-    {"mesh.engine_tensor": 2, "mesh.engine_expert": 2},  # two heads of keys cannot be divided by four
-)
+SLICES = {"9b-v6e-16": {}, "9b-8xh100": {"mesh.fsdp": 8, "batch.rows": 8}} | {
+    # Two heads of keys cannot be divided by four.
+    name: {"mesh.engine_tensor": 2, "mesh.engine_expert": 2}
+    for name in LIKE
+}
 
 
 def get_config(choice="9b-v6e-16"):
