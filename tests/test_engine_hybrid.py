@@ -65,7 +65,7 @@ def test_samples_of_a_prompt_copy_the_state_behind_it(shared, plain):
     assert rows == sum(r.prompt.tokens.size - 1 for r in ASKED)
     lab.run(fresh(shared), ASKED)
     told = shared.metrics()
-    assert told["rows/prefill"] < 0.5 * rows and told["sched/copied_states"] >= 25
+    assert told["rows/prefill"] < 0.5 * rows and told["sched/copied_states"] >= 20
 
 
 def test_two_devices_share_the_heads_of_states_and_pages():
