@@ -327,7 +327,7 @@ def test_a_planted_drafter_that_is_shown_nothing_is_found(monkeypatch):
         "_insert",
         lambda self, admitted, drafts, slots=None: real(
             self,
-            admitted if not drafts or any(target < self.sizes.pages for *_, target in admitted) else [],
+            admitted if not drafts or any(copy.target < self.sizes.pages for _, copy in admitted) else [],
             drafts,
             slots,
         ),
