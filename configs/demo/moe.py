@@ -13,7 +13,7 @@ Expected, on 256 held-out prompts at three seeds (scripts/results/demo-moe.json,
 - mean of 4 at temperature 1: from 0.29-0.33 to 0.78-0.79
 - greedy: from 0.00-0.01 to 0.93-0.96
 - training/router_mismatch: 0 in every step
-- CPU seconds from a cold compilation cache: 145 to 169, on a busy machine
+- CPU seconds from a cold compilation cache: 148 to 169
 """
 
 from pathlib import Path
