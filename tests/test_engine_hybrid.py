@@ -48,7 +48,7 @@ def plain(shared):
     return lab.run(fresh(shared), ASKED)
 
 
-def test_agrees_with_the_independent_sampler(plain):
+def test_a_hybrid_agrees_with_the_independent_sampler(plain):
     some = ASKED[::2]
     assert sum(len(plain[r.rollout_id]) for r in some) > 250
     assert lab.against_sampler(plain, some, lab.weights(0, HYBRID), HYBRID) == []
@@ -107,7 +107,7 @@ def drafts(plain, clones: bool):
 
 
 @pytest.mark.parametrize("clones", [False, True])
-def test_drafts_change_nothing(plain, clones):
+def test_drafts_of_a_hybrid_change_nothing(plain, clones):
     one = engine(drafting=drafts(plain, clones), pages=48)
     out = lab.run(one, ASKED)
     told = one.metrics()
