@@ -200,3 +200,18 @@ def test_planted_faults_are_seen(monkeypatch, fault):
     plain = gradient(MIXED)
     fault(monkeypatch)
     assert worst(gradient(MIXED, scan=True, policy="full"), plain) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "shapes, alone, expected",
+    [
+        ("AAAA", (), [(0, 4, 1)]),
+        ("LLLFLLLFLLLF", (), [(0, 12, 4)]),
+        ("LLLFLLLFLL", (), [(0, 8, 4), (8, 10, 1)]),
+        ("DMMMM", (), [(0, 1, 1), (1, 5, 1)]),
+        ("LLLF", (), [(0, 3, 1), (3, 4, 1)]),  # what comes once is no period
+        ("WFWFWFW", (4,), [(0, 4, 2), (4, 5, 0), (5, 6, 1), (6, 7, 1)]),
+    ],
+)
+def test_layers_are_scanned_by_the_period_of_their_shapes(shapes, alone, expected):
+    assert [(part.start, part.stop, period) for part, period in layer_loop.stretches(shapes, alone)] == expected

@@ -9,9 +9,8 @@ Invariant: both forms compute the same, and so does every policy. They differ in
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -110,15 +109,18 @@ def run(
     if lenders:
         calls = lending(calls, lenders)
         cache = cache, {}
-    # A scan has one body. So layers that follow one another with the same names and shapes are scanned together. A lender
-    # adds to what the loop carries, so it stays outside.
-    alone = lenders if how.scan else range(len(layers))
-    for which, some in itertools.groupby(range(len(layers)), lambda at: at if at in alone else _shapes(layers[at])):
-        part = slice((some := list(some))[0], some[-1] + 1)
-        if not isinstance(which, int):
+    # A scan has one body. So layers whose names and shapes repeat are scanned together. A lender adds to what the loop
+    # carries, so it stays outside.
+    alone, shapes = range(len(layers)), [()] * len(layers)
+    if how.scan:
+        flat = [nnx.to_flat_state(nnx.split(layer)[1]) for layer in layers]
+        alone, shapes = lenders, [tuple((path, leaf.get_value().shape) for path, leaf in one) for one in flat]
+    for part, period in stretches(shapes, alone):
+        if period:
             own = None if given is None else given[part]
-            h, cache = _scanned(layers[part], h, turns[part], kept[part], calls, cache, how, own, part.start)
+            h, cache = _scanned(layers[part], period, h, turns[part], kept[part], calls, cache, how, own, part.start)
             continue
+        which = part.start
         with jax.named_scope(f"layer_{which}"):
             graph, state = nnx.split(layers[which])
             own = None if given is None else given[which]
@@ -128,6 +130,27 @@ def run(
             once = functools.partial(_called, graph, calls)
             h, cache = _again(once, how, in_loop=False)(nnx.to_pure_dict(state), own, h, turns[which], cache)
     return h, cache[0] if lenders else cache
+
+
+def stretches(shapes: Sequence, alone: Collection[int]) -> Iterator[tuple[slice, int]]:
+    """Yields layers that follow one another, and after how many of them their shapes repeat. 0: one layer of `alone`.
+
+    From each layer on, the period is taken that covers most layers, and of several the shortest. A period of more than one layer
+    repeats at least once.
+    """
+    at = 0
+    while at < len(shapes):
+        period, covered = 0, 1
+        end = next((one for one in range(at, len(shapes)) if one in alone), len(shapes))
+        for size in range(1, max(2, (end - at) // 2 + 1)):
+            equal = 0
+            while at + equal + size < end and shapes[at + equal] == shapes[at + equal + size]:
+                equal += 1
+            whole = (equal + size) // size * size
+            if (size == 1 or whole > size) and (not period or whole > covered):
+                period, covered = size, whole
+        yield slice(at, at + covered), period
+        at += covered
 
 
 def lending(calls: Callbacks, lenders: Collection[int]) -> Callbacks:
@@ -162,10 +185,6 @@ def beside(calls: Callbacks) -> Callbacks:
     return Callbacks(inside(calls.attend), routing, calls.recur and inside(calls.recur))
 
 
-def _shapes(layer: nnx.Module) -> tuple:
-    return tuple((path, leaf.get_value().shape) for path, leaf in nnx.to_flat_state(nnx.split(layer)[1]))
-
-
 def _called(
     graph: Any, calls: Callbacks, weights: dict, given: Array | None, h: Array, turn: Turn, cache: Any
 ) -> tuple[Array, Any]:
@@ -181,6 +200,7 @@ def _again(run: Callable, how: LayerLoop, *, in_loop: bool) -> Callable:
 
 def _scanned(
     layers: Layers,
+    period: int,
     h: Array,
     turns: Turns,
     kept: Sequence[Kind],
@@ -190,12 +210,37 @@ def _scanned(
     given: Array | None,
     start: int,
 ) -> tuple[Array, Any]:
-    """Returns what `run` does, of layers with the same names and shapes of weights. start: the number of the first."""
+    """Returns what `run` does, of layers whose names and shapes of weights repeat. start: the number of the first.
+
+    The body has `period` layers, one after another."""
+    bodies, stacks = [], []
+    for at in range(period):
+        own = slice(at, None, period)
+        body, *stack = _body(layers[own], h.dtype, turns[own], kept[own], calls, how)
+        numbers = jnp.arange(start + at, start + len(layers), period, dtype=jnp.int32)
+        bodies.append(_again(body, how, in_loop=True))
+        stacks.append((stack[0], None if given is None else given[own], numbers, *stack[1:]))
+
+    def step(carry, which):
+        for body, one in zip(bodies, which, strict=True):
+            carry = body(*one, *carry)
+        return carry, None
+
+    with jax.named_scope("layers"):
+        (h, cache), _ = jax.lax.scan(step, (h, cache), tuple(stacks))
+    return h, cache
+
+
+def _body(
+    layers: Layers, dtype: Any, turns: Turns, kept: Sequence[Kind], calls: Callbacks, how: LayerLoop
+) -> tuple[Callable, dict[str, Array], Array, Array]:
+    """Returns body(weights, given, number, turning, seeing, h, cache) -> (h, cache) of alike layers, and of each layer the weights,
+    the kind of its rotation and the kind of what it sees."""
     first = layers[0].paired() if how.paired else layers[0]
     graph, _ = nnx.split(first)
     own = [nnx.to_pure_dict(nnx.split(layer)[1]) for layer in layers]
     with jax.named_scope("stack_layers"):
-        weights = _weights(own, first.pairs, h.dtype, _placed if how.placed else _stack)
+        weights = _weights(own, first.pairs, dtype, _placed if how.placed else _stack)
         if how.row_major:
             weights = jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), weights)
     turning, rotations = _kinds([id(turn[0]) for turn in turns])
@@ -217,16 +262,7 @@ def _scanned(
         here = Callbacks(attend_here, routing, calls.recur and numbered(calls.recur))
         return _called(graph, here, weights, given, h, _chosen(tables, turning), cache)
 
-    run_one = _again(one, how, in_loop=True)
-
-    def step(carry, layer):
-        return run_one(*layer, *carry), None
-
-    numbers = jnp.arange(start, start + len(layers), dtype=jnp.int32)
-    which = weights, given, numbers, jnp.asarray(turning), jnp.asarray(seeing)
-    with jax.named_scope("layers"):
-        (h, cache), _ = jax.lax.scan(step, (h, cache), which)
-    return h, cache
+    return one, weights, jnp.asarray(turning), jnp.asarray(seeing)
 
 
 def stacked(layers: Mapping[str, Any]) -> Any:
