@@ -142,7 +142,7 @@ def stretches(shapes: Sequence, alone: Collection[int]) -> Iterator[tuple[slice,
     while at < len(shapes):
         period, covered = 0, 1
         end = next((one for one in range(at, len(shapes)) if one in alone), len(shapes))
-        for size in range(1, max(2, (end - at) // 2 + 1)):
+        for size in range(1, min(end - at, max(1, (end - at) // 2)) + 1):
             equal = 0
             while at + equal + size < end and shapes[at + equal] == shapes[at + equal + size]:
                 equal += 1
