@@ -266,7 +266,9 @@ def test_a_prompt_of_four_thousand_tokens_reads_an_eighth_at_most():
     params = decoder.abstract(model)
     ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
     routing = experts.Routing(experts.highest, functools.partial(meshes.by_experts, meshes.make_mesh()))
-    same = dict(config=model, dtype="float32", spread=lambda attend: attend, routing=routing)
+    same = dict(
+        config=model, dtype="float32", spread=lambda attend: attend, spread_states=lambda read: read, routing=routing
+    )
     wide = entries_of_a_turn(
         state.cache,
         functools.partial(prompt_program.prefill, Program(**same)),

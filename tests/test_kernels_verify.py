@@ -224,6 +224,7 @@ def test_the_row_program_holds_the_kernel(platform, shape):
                 dtype=jnp.float32,
                 drafter=programs.drafter,
                 spread=functools.partial(meshes.by_heads, mesh),
+                spread_states=lambda read: read,
             ),
         )
     )
