@@ -234,8 +234,9 @@ def _scanned(
 def _body(
     layers: Layers, dtype: Any, turns: Turns, kept: Sequence[Kind], calls: Callbacks, how: LayerLoop
 ) -> tuple[Callable, dict[str, Array], Array, Array]:
-    """Returns body(weights, given, number, turning, seeing, h, cache) -> (h, cache) of alike layers, and of each layer the weights,
-    the kind of its rotation and the kind of what it sees."""
+    """Returns body(weights, given, number, turning, seeing, h, cache) -> (h, cache) of alike layers.
+
+    And of each layer the weights, the kind of its rotation, and the kind of what it sees."""
     first = layers[0].paired() if how.paired else layers[0]
     graph, _ = nnx.split(first)
     own = [nnx.to_pure_dict(nnx.split(layer)[1]) for layer in layers]
