@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import resource
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import trained
@@ -60,6 +62,13 @@ def learns(record, name: str, found: dict, *, after: float) -> None:
     record.figure(f"{name}.greedy.gain", found["after"]["greedy"] - found["before"]["greedy"], at_least=0.2)
     for when in ("before", "after"):
         record.figure(f"{name}.length_mean.{when}", found[when]["length_mean"])
+
+
+def controls_learn_nothing(record, learnt: Callable[..., dict], *flags: str) -> None:
+    """Runs each control and writes its figures. learnt(*flags): what `run` returns for the demo's config with these flags."""
+    for name, control in CONTROLS.items():
+        more = (*control, "--config.eval.prompts=1024", *flags)
+        learns_nothing(record, name, record.cached(name, functools.partial(learnt, *more)))
 
 
 def learns_nothing(record, name: str, found: dict) -> None:

@@ -2,7 +2,7 @@
 
 Data and recipe: those of configs/demo/sft.py, with fewer steps.
 Hardware: 2 CPU cores.
-Expected: the shipped policy's figures are those of "before" in the results of python scripts/show.py demo-hybrid.
+Expected: no figures are recorded yet; python scripts/show.py demo-hybrid records those of the shipped policy as "before".
 Commands: python -m jaxrl_post.main --config=configs/demo/hybrid_sft.py --run-dir=runs/hybrid_sft
           cp runs/hybrid_sft/policy/* configs/hybrid_policy/
 """

@@ -25,7 +25,4 @@ def show(record) -> None:
             tail = found[when]["correct_length_tail"]
             record.figure(f"seed_{seed}.correct_length_p99_to_p50.{when}", tail, at_least=4.0)
         record.figure(f"seed_{seed}.seconds", found["seconds"], at_most=300.0)
-    for name, control in learning.CONTROLS.items():
-        flags = (*control, "--config.eval.prompts=1024")
-        found = record.cached(name, lambda: learning.run(record, *FILES, *flags, timeout_s=LIMIT_S))
-        learning.learns_nothing(record, name, found)
+    learning.controls_learn_nothing(record, lambda *flags: learning.run(record, *FILES, *flags, timeout_s=LIMIT_S))

@@ -22,13 +22,8 @@ PLATFORM = "cpu"
 SEEDS, AFTER = (0, 1, 2), 0.6
 HYBRID, SFT = "configs/demo/hybrid.py", "configs/demo/hybrid_sft.py"
 LIMIT_S = 1200.0  # of one run
-RECIPE = (
-    "model.path",
-    "steps",
-    "optimizer.lr",
-    "eval.every",
-    "checkpoint.every",
-)  # what makes another file's run this one
+# What makes another file's run one of configs/demo/hybrid.py.
+RECIPE = ("model.path", "steps", "optimizer.lr", "eval.every", "checkpoint.every")
 BOUNDS = {name: bound for name, bound in demo_moe.BOUNDS.items() if name != "recorded_words"} | {
     "engine_steps_off_over_on": {"at_least": 1.25}
 }
@@ -39,9 +34,7 @@ def show(record) -> None:
     same = [f"--config.{name}={operator.attrgetter(name)(recipe)}" for name in RECIPE]
     found = record.cached("pipelined", lambda: _learnt(record, "configs/demo/pipeline.py", *same))
     learning.learns(record, "pipelined", found, after=AFTER)
-    for name, control in learning.CONTROLS.items():
-        flags = (*control, "--config.eval.prompts=1024", "--config.eval.every=0")
-        learning.learns_nothing(record, name, record.cached(name, lambda: _learnt(record, HYBRID, *flags)))
+    learning.controls_learn_nothing(record, lambda *flags: _learnt(record, HYBRID, *flags), "--config.eval.every=0")
     for seed in SEEDS:
         found = record.cached(f"seed-{seed}", lambda: _learnt(record, HYBRID, f"--config.seed={seed}"))
         learning.learns(record, f"seed_{seed}", found, after=AFTER)

@@ -58,9 +58,7 @@ def show(record) -> None:
         for metric, value in found["largest"].items():
             replayed = metric == "training/router_mismatch" and WITHOUT not in flags
             record.figure(f"{name}.{metric.replace('/', '.')}", value, **(dict(equals=0) if replayed else {}))
-    for name, control in learning.CONTROLS.items():
-        flags = (*control, "--config.eval.prompts=1024", "--config.eval.every=0")
-        learning.learns_nothing(record, name, record.cached(name, lambda: _learnt(record, MOE, *flags)))
+    learning.controls_learn_nothing(record, lambda *flags: _learnt(record, MOE, *flags), "--config.eval.every=0")
     for seed in SEEDS:
         found = record.cached(f"seed-{seed}", lambda: _learnt(record, MOE, f"--config.seed={seed}"))
         learning.learns(record, f"seed_{seed}", found, after=AFTER)

@@ -36,9 +36,8 @@ PROMPT_TILE = 64  # rows of a tile of the wide prompt program; one tile computes
 TILE_SLOT, TILE_FIRST, TILE_COUNT, TILE_TABLE = range(4)
 UPLOAD = 1024  # entries of a drafter's tables in a small upload
 BULK = 64 * UPLOAD  # entries in a large upload
-STATE_ROWS = (
-    8  # rows of a slot in a step that may be taken back, where layers have a state: each takes memory in all of them
-)
+# Rows of a slot in a step that may be taken back, where layers have a recurrent state. Each takes memory in all of these layers.
+STATE_ROWS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
