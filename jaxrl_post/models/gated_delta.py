@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-CHUNK = 64  # tokens of one triangular system
+CHUNK = (16, 64)  # least and most tokens of one triangular system
 HOW = dict(precision=jax.lax.Precision.HIGHEST)
 
 
@@ -74,15 +74,17 @@ def steps(
     return jax.lax.scan(one, state, (tokens, live))
 
 
-def packed(tokens: Tokens, segment_ids: Int[Array, "B T"], chunk: int = CHUNK) -> Float[Array, "B T H V"]:
+def packed(tokens: Tokens, segment_ids: Int[Array, "B T"], chunk: int | None = None) -> Float[Array, "B T H V"]:
     """Returns what every token of packed rows reads. Each segment begins with a state of zeros.
 
-    A chunk has `chunk` tokens, a power of two. Within it, the corrections d of all tokens solve one unit lower triangular system
+    A chunk has `chunk` tokens, a power of two. If not given, it has about K: the products of a chunk's tokens with each other then
+    cost what those with the state do. Within it, the corrections d of all tokens solve one unit lower triangular system
     (section 3.3). The state S before the chunk is on its right side: (1 + A) d = beta (v - exp(G) S^T k). G: the sum of g from
     the chunk's first token. A[i, j] = beta_i exp(G_i - G_j) k_i k_j for an earlier token j of the same segment, and else 0. So d
     is linear in S.
     """
     B, T = segment_ids.shape
+    chunk = chunk or min(max(CHUNK[0], 1 << (tokens.k.shape[-1] - 1).bit_length()), CHUNK[1])
     count = -(-T // chunk)
 
     def cut(x: Array) -> Array:
