@@ -368,7 +368,7 @@ def clone_begins_with_another_page(monkeypatch):
     real = engine_file.RowEngine._insert
 
     def insert(self, admitted, drafts, slots=None):
-        wrong = [(live, max(source - 1, 0), target) for live, source, target in admitted]
+        wrong = [(live, copy._replace(source=max(copy.source - 1, 0))) for live, copy in admitted]
         real(self, wrong if slots else admitted, drafts, slots)
 
     monkeypatch.setattr(engine_file.RowEngine, "_insert", insert)

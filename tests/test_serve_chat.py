@@ -6,6 +6,7 @@ import json
 
 import openai
 import pytest
+import tokenizers
 from served import TOKEN, talking
 
 from jaxrl_post.data.tokenizer import characters
@@ -108,3 +109,18 @@ def test_a_turn_without_calls_or_without_tools():
         "completion_tokens": len(TURN) + 1,
         "total_tokens": len(TURN) + 2,
     }
+
+
+def test_calls_between_special_tokens_are_read():
+    text = "So: <|tool_call>call:add{a:1}<tool_call|>"
+    words = characters("".join(sorted(set(text))))
+    special = ("<|tool_call>", "<tool_call|>")
+    words.model.add_special_tokens([tokenizers.AddedToken(one, special=True) for one in special])
+    asked = SamplingRequest(messages=({"role": "user", "content": "x"},), tools=(TOOL,))
+    form = Chat(asked, model="m", key="k", seed=1, law={}, tokenizer=words, parser="gemma4")
+    for calls, content, count in ((True, "So:", 1), (False, "So: call:add{a:1}", 0)):
+        one = Choice(0, Prompt(id="p", tokens=[1]), Sampling(eos_ids=(0,)), words, calls=calls)
+        ids = [*words.encode(text), 0]
+        one.add(TokenChunk(0, ids, [-0.5] * len(ids), [3] * len(ids), Finish.EOS))
+        message = form.whole([one])["choices"][0]["message"]
+        assert message["content"] == content and len(message.get("tool_calls", ())) == count

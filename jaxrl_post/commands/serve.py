@@ -42,7 +42,7 @@ _FLAGS = (
     Flag("--timeout=SECONDS", "of a request that names none; 600", number, 600.0),
     Flag(
         "--tool-calls=PARSER",
-        "how calls are read in a turn: hermes, llama3 or mistral; none",
+        "how calls are read in a turn: hermes, llama3, mistral, qwen3_coder or gemma4; none",
         default="none",
         choices=sorted(PARSERS),
     ),

@@ -54,7 +54,9 @@ class EnvironmentConfig:
         "reward it; the conversation ends. mask: the environment does not see it, and the rollout is masked.",
     )
     tool_calls: str = one_of(
-        "none|hermes|llama3|mistral", used_when=_CONVERSES, doc="How tool calls are read from a turn."
+        "none|hermes|llama3|mistral|qwen3_coder|gemma4",
+        used_when=_CONVERSES,
+        doc="How tool calls are read from a turn.",
     )
 
 

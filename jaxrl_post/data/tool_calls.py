@@ -1,15 +1,17 @@
-"""Tool calls in the text of a turn, as the chat templates of three families ask for them.
+"""Tool calls in the text of a turn, as the chat templates of five families ask for them.
 
 - hermes (Qwen 2.5 and 3, Hermes): <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them. The closing
   tag may be missing at the end of the text and before the next call.
 - llama3 (Llama 3.1 to 3.3): the whole turn is one JSON object {"name": ..., "parameters": {...}}, with or without
   <|python_tag|> before it; several are separated by semicolons.
 - mistral: [TOOL_CALLS] and a JSON list of {"name": ..., "arguments": {...}}, or [TOOL_CALLS]name[ARGS]{...} of later models.
+- qwen3_coder (Qwen3-Coder, Qwen3-Next, Qwen3.5) and gemma4: in tags of their own (tagged_calls.py).
 
-Every family may name the arguments `arguments` or `parameters`. Thinking holds no calls. It stands between <think> and
-</think> or [THINK] and [/THINK]. The end may be missing, and the beginning too where the template wrote it.
+A family with JSON may name the arguments `arguments` or `parameters`. Thinking holds no calls. It stands between <think> and
+</think>, [THINK] and [/THINK], or <|channel> and <channel|>. The end may be missing, and the beginning too where the template
+wrote it.
 
-Invariant: a call that is no valid JSON, names no function, or may have its arguments under another name, stays a part of the
+Invariant: a call that breaks its format, names no function, or may have its arguments under another name, stays a part of the
 text. Nothing is repaired. So every call can be sent as JSON and read again: NaN, halves of surrogate pairs and more than 64
 levels are no call.
 """
@@ -19,49 +21,59 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from jaxrl_post.data import tagged_calls
 from jaxrl_post.ring import json_text
 
-# A parser returns the text without its calls, and the calls.
-_THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-_HERMES = re.compile(r"<think>.*?(?:</think>|\Z)|\[THINK\].*?(?:\[/THINK\]|\Z)|(<tool_call>)\s*", re.DOTALL)
+# A parser gets a text and the schemas of its tools, and returns the text without its calls, and the calls.
+Parser = Callable[[str, Iterable[Mapping]], tuple[str, list[dict]]]
+# Reads the call behind an opening tag, and returns it, or None, and the place behind it.
+Reader = Callable[[str, int, Iterable[Mapping]], tuple[dict | None, int]]
+
+_THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>", "<channel|>"))
+_THOUGHT = "|".join(rf"{re.escape(begin)}.*?(?:{re.escape(end)}|\Z)" for begin, end in _THINKING)
 _END_OF_CALL = re.compile(r"\s*(?:</tool_call>|(?=<tool_call>)|\Z)")
-_WHOLE_CALL = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
+_WHOLE_CALL = re.compile(r"<tool_call>.*?</tool_call>|<\|tool_call>.*?<tool_call\|>", re.DOTALL)
 _BESIDE = {"name", "id", "type"}  # keys of a call that are no arguments
 _PYTHON, _TOOL_CALLS = "<|python_tag|>", "[TOOL_CALLS]"
 _NAMED = re.compile(r"([\w.-]+)(?:\[CALL_ID\][\w-]*)?\[ARGS\]")
 _DECODER = json.JSONDecoder()
 
 
-def none(text: str) -> tuple[str, list[dict]]:
+def none(text: str, tools: Iterable[Mapping]) -> tuple[str, list[dict]]:
     return text, []
 
 
-def hermes(text: str) -> tuple[str, list[dict]]:
-    calls: list[dict] = []
-    rest, place = "", 0
-    while found := _HERMES.search(text, place):
-        call, end = _called(text, found.end()) if found[1] else (None, found.end())
-        calls.extend([call] if call else [])
-        rest += text[place : found.start()] + ("" if call else text[found.start() : end])
-        place = end
-    return ((rest + text[place:]).strip() if calls else text), calls
+def _tagged(tag: str, read: Reader) -> Parser:
+    """Returns the parser of a format in which a tag opens each call."""
+    pattern = re.compile(rf"{_THOUGHT}|({re.escape(tag)})\s*", re.DOTALL)
+
+    def parsed(text: str, tools: Iterable[Mapping]) -> tuple[str, list[dict]]:
+        calls: list[dict] = []
+        rest, place = "", 0
+        while found := pattern.search(text, place):
+            call, end = read(text, found.end(), tools) if found[1] else (None, found.end())
+            sent = _sent(call) if call else None
+            calls.extend([sent] if sent else [])
+            rest += text[place : found.start() if sent else found.end()]
+            place = end if sent else found.end()
+        return ((rest + text[place:]).strip() if calls else text), calls
+
+    return parsed
 
 
-def _called(text: str, begin: int) -> tuple[dict | None, int]:
-    """Returns the call at a place of a text, or None, and the place behind it."""
+def _hermes(text: str, begin: int, tools: Iterable[Mapping]) -> tuple[dict | None, int]:
     try:
         value, end = _DECODER.raw_decode(text, begin)
     except (ValueError, RecursionError):
         return None, begin
     closed = _END_OF_CALL.match(text, end)
-    call = _call(value) if closed else None
-    return (call, closed.end()) if closed and call else (None, begin)
+    return (_call(value), closed.end()) if closed else (None, begin)
 
 
-def llama3(text: str) -> tuple[str, list[dict]]:
+def llama3(text: str, tools: Iterable[Mapping]) -> tuple[str, list[dict]]:
     before, tag, after = text.rpartition(_PYTHON)
     body = (after if tag else text).strip()
     calls = [_call(value) for value in _values(body, ";")]
@@ -70,7 +82,7 @@ def llama3(text: str) -> tuple[str, list[dict]]:
     return before.strip(), [call for call in calls if call]
 
 
-def mistral(text: str) -> tuple[str, list[dict]]:
+def mistral(text: str, tools: Iterable[Mapping]) -> tuple[str, list[dict]]:
     before, tag, after = text.partition(_TOOL_CALLS)
     listed, named = _parsed(after), after.split(_TOOL_CALLS)
     calls = [_call(one) for one in listed] if isinstance(listed, list) else list(map(_named, named))
@@ -79,15 +91,23 @@ def mistral(text: str) -> tuple[str, list[dict]]:
     return before.strip(), [call for call in calls if call]
 
 
-PARSERS: dict[str, Callable[[str], tuple[str, list[dict]]]] = {f.__name__: f for f in (none, hermes, llama3, mistral)}
+PARSERS: dict[str, Parser] = {
+    "none": none,
+    "hermes": _tagged("<tool_call>", _hermes),
+    "llama3": llama3,
+    "mistral": mistral,
+    "qwen3_coder": _tagged("<tool_call>", tagged_calls.qwen3_coder),
+    "gemma4": _tagged("<|tool_call>", tagged_calls.gemma4),
+}
 
 
-def message(text: str, parser: str) -> dict[str, Any]:
+def message(text: str, parser: str, tools: Iterable[Mapping] = ()) -> dict[str, Any]:
     """Returns an assistant's message as chat templates take it: content, and `tool_calls` where there are any.
 
-    An id is nine letters and digits that follow from the text and the place of the call."""
+    `tools`: JSON schemas of functions, as the template was given them. An id is nine letters and digits that follow from the
+    text and the place of the call."""
     spoken = _thought(text)
-    content, calls = PARSERS[parser](text[spoken:])
+    content, calls = PARSERS[parser](text[spoken:], tools)
     if not calls:
         return {"role": "assistant", "content": text}
     content = (text[:spoken] + content).strip()

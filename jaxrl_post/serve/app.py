@@ -145,7 +145,8 @@ class Endpoints:
             self._watch(request, ticket)
             prompts = [prompt for prompt in ticket.prompts for _ in range(sampling.n)]
             choices = [
-                Choice(at, prompt, ticket.sampling_params, service.tokenizer) for at, prompt in enumerate(prompts)
+                Choice(at, prompt, ticket.sampling_params, service.tokenizer, calls=bool(sampling.tools))
+                for at, prompt in enumerate(prompts)
             ]
             made = form(
                 sampling,

@@ -105,9 +105,14 @@ class Choice:
       index: in the response. prompt: what it continues.
       text, tokens, logprobs, versions: all so far.
       finish: "stop" or "length"; None while it is sampled. reason: the stop string or stop id that ended it.
+
+    Args:
+      calls: whether tool calls are read from the text. Special tokens then stay in it, as some families write calls by them.
     """
 
-    def __init__(self, index: int, prompt: Prompt, sampling_params: Sampling, tokenizer: Tokenizer):
+    def __init__(
+        self, index: int, prompt: Prompt, sampling_params: Sampling, tokenizer: Tokenizer, *, calls: bool = False
+    ):
         self.index, self.prompt = index, prompt
         self.text = ""
         self.tokens: list[int] = []
@@ -115,7 +120,8 @@ class Choice:
         self.versions: list[int] = []
         self.finish: str | None = None
         self.reason: str | int | None = None
-        self._running = RunningText(tokenizer.decode, sampling_params, prompt.tokens, tokenizer.settled)
+        decode = functools.partial(tokenizer.decode, skip_special=not calls)
+        self._running = RunningText(decode, sampling_params, prompt.tokens, tokenizer.settled)
         self._pieces = Pieces(tokenizer.decode, prompt.tokens)
         self._token_texts: list[str] = []
 
@@ -278,7 +284,7 @@ class Chat(Completion):
         """Returns an assistant's message, with the calls in its text where there are tools."""
         if not self.sampling.tools:
             return {"role": "assistant", "content": one.text}
-        return _written(tool_calls.message(one.text, self._parser))
+        return _written(tool_calls.message(one.text, self._parser, self.sampling.tools))
 
     def _ends(self, one: Choice, news: News) -> dict[str, Any]:
         out = super()._ends(one, news)

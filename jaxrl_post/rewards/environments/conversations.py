@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxrl_post.data import tool_calls
+from jaxrl_post.data.messages import TOOLS
 from jaxrl_post.data.turns import Wording, spoken
 from jaxrl_post.rewards import jobs
 from jaxrl_post.rewards.environments.asking import Asking, spans
@@ -103,7 +104,7 @@ class Conversations:
         spent_s[last] = spent_s.get(turns[-2].digest, 0.0) if len(turns) > 1 else 0.0
         if self._pool is not None:
             seen = [known[turn.digest]["messages"] for turn in turns[:-1]]
-            self._pool.ask(Asking(_key(rollout.id), row(rollout.prompt), self._said(turns), seen, rollout))
+            self._pool.ask(Asking(_key(rollout.id), row(rollout.prompt), self._said(rollout, turns), seen, rollout))
 
     def join(self, rollout: Rollout) -> list[int] | None:
         """Returns the observed tokens behind the last turn, or None where it ends the conversation, as one that was cut does.
@@ -173,9 +174,11 @@ class Conversations:
     def _known(self, id: RolloutId) -> dict[str, Mapping]:
         return self._records.setdefault(id, {})
 
-    def _said(self, turns: Sequence[Turn]) -> list[dict]:
+    def _said(self, rollout: Rollout, turns: Sequence[Turn]) -> list[dict]:
         """Returns what the policy said in each turn, as messages with tool calls."""
-        return [tool_calls.message(self._wording.said(turn.tokens, turn.before), self._parser) for turn in turns]
+        tools = {**self._wording.chat.arguments, **rollout.prompt.arguments}.get(TOOLS, ())
+        texts = (self._wording.said(turn.tokens, turn.before) for turn in turns)
+        return [tool_calls.message(text, self._parser, tools) for text in texts]
 
     def _before(self, rollout: Rollout, turns: Sequence[Turn]) -> tuple[list[Mapping], bool]:
         """Returns the messages before the last turn, for the template, and whether the last of them begins that turn."""
