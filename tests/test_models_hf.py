@@ -249,8 +249,11 @@ def test_wrong_directories_are_refused_in_one_sentence(tmp_path, change, sentenc
         ("qwen3_5_moe", "model.language_model.", "model.visual.patch_embed.proj.weight"),
     ],
 )
-def test_of_a_model_with_a_vision_tower_the_text_model_is_read_and_it_says_so(tmp_path, family, longer, tower):
+def test_of_a_model_with_a_vision_tower_the_text_model_is_trained_and_the_rest_is_saved_as_it_is(
+    tmp_path, family, longer, tower
+):
     """Both spellings that transformers writes. A tensor of no known part is refused. Layers that propose tokens are a part too."""
+    wide, narrow = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(4).astype(ml_dtypes.bfloat16)
     name = {"qwen3_5_moe": "Qwen3_5Moe"}.get(family, family.capitalize())
     whole = f"{name}ForConditionalGeneration"
 
@@ -261,7 +264,7 @@ def test_of_a_model_with_a_vision_tower_the_text_model_is_read_and_it_says_so(tm
         config.update(architectures=[whole], model_type=family, text_config=inner, tie_word_embeddings=tied)
         for name in [name for name in tensors if name.startswith("model.")]:
             tensors[longer + name.removeprefix("model.")] = tensors.pop(name)
-        tensors[tower] = tensors["mtp.fc.weight"] = np.zeros((2, 3), np.float32)
+        tensors[tower], tensors["mtp.fc.weight"], tensors["mtp.at"] = wide, narrow, np.arange(3)
 
     shutil.copytree(GOLDENS / family, tmp_path / "out")
     config, params = hf.load(edited(tmp_path / "out", wrapped))
@@ -270,8 +273,23 @@ def test_of_a_model_with_a_vision_tower_the_text_model_is_read_and_it_says_so(tm
     assert_same(params, expected)
     assert hf.remarks(GOLDENS / family) == [] == hf.remarks(GOLDENS / family / "scores.npz")
     assert [line.rpartition(": ")[2] for line in hf.remarks(tmp_path / "out")] == [
-        f"the text model of {whole} is trained and saved, as {name}ForCausalLM, without its other parts"
+        f"the text model of {whole} is trained, as {name}ForCausalLM; its other parts are saved as they are"
     ]
+    (tmp_path / "out" / "preprocessor_config.json").write_text('{"size": 3}')
+    trained, others = jax.tree.map(lambda leaf: leaf + 1, params), hf.other_parts(tmp_path / "out")
+    hf.save(tmp_path / "again", config, trained, dtype="float32", others=others, max_file_bytes=20_000)
+    again, read = hf.load(tmp_path / "again")
+    assert again == config and (tmp_path / "again" / "preprocessor_config.json").read_text() == '{"size": 3}'
+    assert_same(read, trained)
+    theirs, ours = (
+        {name: one for file in folder.glob("*.safetensors") for name, one in safetensors.numpy.load_file(file).items()}
+        for folder in (tmp_path / "out", tmp_path / "again")
+    )
+    assert theirs.keys() == ours.keys()
+    for name in (tower, "mtp.fc.weight", "mtp.at"):
+        assert ours[name].dtype == theirs[name].dtype and ours[name].tobytes() == theirs[name].tobytes()
+    about, before = (json.loads((tmp_path / one / "config.json").read_text()) for one in ("again", "out"))
+    assert about == before | {"text_config": before["text_config"] | {"dtype": "float32"}}
     other = edited(tmp_path / "out", lambda c, t: t.update({"model.head.weight": np.zeros(2, np.float32)}))
     refused("tensor model.head.weight of shape .* is not part of this architecture", hf.load, other)
 

@@ -220,14 +220,16 @@ def test_decays_and_norms_may_be_wider_than_the_other_weights(tmp_path):
     assert_same(hf.load(tmp_path / "again")[1], jax.tree.map(lambda leaf: leaf.astype(np.float32), params))
 
 
-def test_layers_that_propose_tokens_are_left_out_and_a_line_says_so(tmp_path):
+def test_layers_that_propose_tokens_are_not_trained_and_a_line_says_so(tmp_path):
     shutil.copytree(GOLDEN, tmp_path / "out")
     longer = edited(
         tmp_path / "out", lambda c, t: t.update({"mtp.layers.0.mlp.up_proj.weight": np.zeros((2, 3), np.float32)})
     )
     assert_same(hf.load(longer)[1], hf.load(GOLDEN)[1])
     (line,) = hf.remarks(longer)
-    assert line.endswith("its layers mtp.*, which propose several tokens at once, are neither trained nor saved")
+    assert line.endswith(
+        "its layers mtp.*, which propose several tokens at once, are not trained; they are saved as they are"
+    )
     assert hf.remarks(GOLDEN) == []
 
 

@@ -32,6 +32,7 @@ def finish(run: Run, observe: Observer) -> None:
         tokenizer_files=run.start.files,
         eos_ids=tokenizer.eos_ids,
         bos_id=tokenizer.bos_id,
+        others=run.start.others,
     )
     adapter.export(run.folder / "adapter", run.config, run.start.model, run.learner.params)
     if jax.process_index() != 0:

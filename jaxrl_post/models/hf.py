@@ -6,7 +6,7 @@ own devices alone. So loading needs little memory beyond the result. Saving gath
 
 Invariants:
 - Every tensor is used or refused. The exceptions: what a file holds twice, what no layer reads (families.unread), and a
-  checkpoint's other parts (models/text_part.py), of which a line tells.
+  checkpoint's other parts (models/text_part.py), which are written again as they are.
 - A directory appears whole or not at all.
 
 Refuses quantised weights but MXFP4 (models/mxfp4.py), and pickled weights (a pickle can run code) with a hint how to convert them.
@@ -116,18 +116,29 @@ def remarks(directory: str | Path) -> list[str]:
     if whole := _whole(Path(directory)):
         text = text_part.TEXT_MODELS[whole]
         out.append(
-            f"model {directory}: the text model of {whole} is trained and saved, as {text}, without its other parts"
+            f"model {directory}: the text model of {whole} is trained, as {text}; its other parts are saved as they are"
         )
     elif any(name.startswith(text_part.PROPOSING) for name in present):
         out.append(
-            f"model {directory}: its layers {text_part.PROPOSING}*, which propose several tokens at once, are neither trained "
-            "nor saved"
+            f"model {directory}: its layers {text_part.PROPOSING}*, which propose several tokens at once, are not trained; they "
+            "are saved as they are"
         )
     if any(entry.type == "U8" for entry in present.values()):
         out.append(
             f"model {directory}: its MXFP4 weights are exact in bfloat16, and are trained and saved without MXFP4"
         )
     return out
+
+
+def other_parts(directory: str | Path) -> text_part.OtherParts | None:
+    """Returns what a directory has beside its text model, for `save`. None: nothing, or it has no weights yet."""
+    directory = Path(directory)
+    present = _present(directory)
+    if not present:
+        return None
+    file = directory / "config.json"
+    unread = families.unread(read_config(file))
+    return text_part.others(directory, json_text.read_object(file, f"model {file}"), present, unread)
 
 
 def _whole(directory: Path) -> str:
@@ -340,6 +351,7 @@ def save(
     tokenizer_files: Iterable[str | Path] = (),
     eos_ids: tuple[int, ...] = (),
     bos_id: int | None = None,
+    others: text_part.OtherParts | None = None,
     max_file_bytes: int = 5_000_000_000,
 ) -> None:
     """Writes a directory that Hugging Face tools load: weights in `dtype`, config, and copies of `tokenizer_files`.
@@ -349,6 +361,9 @@ def save(
     calls this with its part of the arrays, and process 0 writes. One tensor at a time is gathered. A process without any
     part gives ShapeDtypeStructs.
 
+    `others`: of the checkpoint that the policy began with. They are copied byte for byte, and the directory has that
+    checkpoint's form again.
+
     Raises:
       ValueError: no family expresses the variant, or params have another shape than config says. Or a tokenizer file
         is missing, or the directory exists and is no export.
@@ -357,8 +372,12 @@ def save(
     files = [Path(file) for file in tokenizer_files]
     about = families.write(config) | {"torch_dtype": dtype, **_ids(eos_ids, bos_id)}
     _writable(directory, dtype, files)
-    tensors = families.tensors(config)
+    tensors, copied = families.tensors(config), others.tensors if others else {}
     _complete(tensors, params)
+    if others:
+        about = others.whole_config(dtype)
+        tensors = {others.whole_name(name): tensor for name, tensor in tensors.items()}
+        files += others.files
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
         return
     values = as_in_files(tensors, params, jnp.dtype(dtype))
@@ -367,7 +386,7 @@ def save(
         return
     try:
         with replacing(directory) as made:
-            _write_tensors(made, tensors, values, jnp.dtype(dtype), max_file_bytes)
+            _write_tensors(made, tensors, values, jnp.dtype(dtype), max_file_bytes, copied)
             _write_json(made / "config.json", about)
             _write_json(made / "generation_config.json", _ids(eos_ids, bos_id))
             for file in files:
@@ -406,11 +425,17 @@ def _complete(tensors: Mapping[str, Tensor], params: Mapping) -> None:
 
 
 def _write_tensors(
-    made: Path, tensors: Mapping[str, Tensor], values: Iterator[np.ndarray], dtype: np.dtype, limit: int
+    made: Path,
+    tensors: Mapping[str, Tensor],
+    values: Iterator[np.ndarray],
+    dtype: np.dtype,
+    limit: int,
+    copied: Mapping[str, Entry],
 ) -> None:
-    """Writes one file, or several with an index, each of at most `limit` bytes (or one tensor)."""
+    """Writes one file, or several with an index, each of at most `limit` bytes (or one tensor). `copied`: behind the others."""
     parts, room = [[]], limit
     sizes = {name: int(np.prod(tensor.shape)) * dtype.itemsize for name, tensor in tensors.items()}
+    sizes |= {name: entry.bytes for name, entry in copied.items()}
     for name, size in sizes.items():
         if size > room and parts[-1]:
             parts.append([])
@@ -420,8 +445,9 @@ def _write_tensors(
     several = [f"model-{at:05}-of-{len(parts):05}.safetensors" for at in range(1, len(parts) + 1)]
     files = several if len(parts) > 1 else [_ONE]
     for file, names in zip(files, parts, strict=True):
-        shapes = {name: tensors[name].shape for name in names}
-        tensor_file.write(made / file, shapes, dtype, itertools.islice(values, len(names)))
+        shapes = {name: tensors[name].shape for name in names if name in tensors}
+        there = {name: copied[name] for name in names if name in copied}
+        tensor_file.write(made / file, shapes, dtype, itertools.islice(values, len(shapes)), there)
     if len(parts) > 1:
         where = {name: file for file, names in zip(files, parts, strict=True) for name in names}
         _write_json(made / _INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where})

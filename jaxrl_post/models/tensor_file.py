@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -191,18 +192,18 @@ def refuse_not_finite(where: str, name: str, value: np.ndarray) -> None:
 
 def same(one: Entry, other: Entry) -> bool:
     """Returns whether two tensors agree in type, shape and every byte. Compares them in blocks."""
-    if (one.type, one.shape) != (other.type, other.shape):
-        return False
-    with open(one.file, "rb", buffering=0) as left, open(other.file, "rb", buffering=0) as right:
-        left.seek(one.start)
-        right.seek(other.start)
-        for done in range(0, one.bytes, _BLOCK):
-            blocks = [np.empty(min(_BLOCK, one.bytes - done), np.uint8) for _ in range(2)]
-            _fill(left, blocks[0], one.file)
-            _fill(right, blocks[1], other.file)
-            if not np.array_equal(*blocks):
-                return False
-    return True
+    alike = (one.type, one.shape) == (other.type, other.shape)
+    return alike and all(np.array_equal(*both) for both in zip(_blocks(one), _blocks(other), strict=True))
+
+
+def _blocks(entry: Entry) -> Iterator[np.ndarray]:
+    """Yields the bytes of a tensor, a block at a time."""
+    with open(entry.file, "rb", buffering=0) as opened:
+        opened.seek(entry.start)
+        for done in range(0, entry.bytes, _BLOCK):
+            raw = np.empty(min(_BLOCK, entry.bytes - done), np.uint8)
+            _fill(opened, raw, entry.file)
+            yield raw
 
 
 def _fill(opened, raw: np.ndarray, file: Path) -> None:
@@ -215,13 +216,21 @@ def _fill(opened, raw: np.ndarray, file: Path) -> None:
         view = view[count:]
 
 
-def write(file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, values: Iterable[np.ndarray]) -> None:
-    """Writes tensors of one dtype in order. Takes each from `values` only when it is written."""
+def write(
+    file: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: np.dtype,
+    values: Iterable[np.ndarray],
+    copied: Mapping[str, Entry] = MappingProxyType({}),
+) -> None:
+    """Writes tensors of one dtype in order. Takes each from `values` only when it is written.
+
+    `copied`: tensors of other files, which follow byte for byte. All tensors have to fill the file without gaps."""
     header, at = {"__metadata__": {"format": "pt"}}, 0
-    for name, shape in shapes.items():
-        end = at + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [at, end]}
-        at = end
+    own = {name: (_NAMES[dtype], shape, math.prod(shape) * dtype.itemsize) for name, shape in shapes.items()}
+    for name, (kind, shape, size) in (own | {n: (e.type, e.shape, e.bytes) for n, e in copied.items()}).items():
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that tensors start at multiples of 8
     with open(file, "wb") as opened:
@@ -233,3 +242,6 @@ def write(file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, va
                 # Contiguous first: the bytes of a transposed view would be in another order.
                 block = np.ascontiguousarray(value[start : start + rows] if value.ndim else value)
                 opened.write(memoryview(block.reshape(-1).view(np.uint8)))
+        for entry in copied.values():
+            for raw in _blocks(entry):
+                opened.write(memoryview(raw))

@@ -27,7 +27,7 @@ from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.launch.parts import adapter, completions, environments, second_models, sources
 from jaxrl_post.launch.parts.python_inputs import NOTHING, PythonInputs
 from jaxrl_post.launch.parts.second_models import SecondModel
-from jaxrl_post.models import decoder, hf, llama2c
+from jaxrl_post.models import decoder, hf, llama2c, text_part
 from jaxrl_post.models.presets import PRESETS, published
 from jaxrl_post.parallel import exchange, mesh
 from jaxrl_post.ring.json_text import of_hub, said
@@ -41,7 +41,8 @@ class PolicyFiles:
 
     `load_params(shardings, dtype)` reads or draws the weights (placed so, float32 by default). Until then only shapes are
     known.
-    `dtype`: of an exported policy's weights. `cost`: engine.cost_table, read, or None where none is named.
+    `dtype`: of an exported policy's weights. `cost`: engine.cost_table, read, or None where none is named. `others`: what the
+    checkpoint has beside its text model.
     """
 
     place: Path
@@ -51,6 +52,7 @@ class PolicyFiles:
     load_params: Callable[..., Any]
     dtype: str
     cost: StepCost | None
+    others: text_part.OtherParts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +123,7 @@ def policy(config: Config) -> PolicyFiles:
         load_params=second_models.with_score_head(stored, model, load),
         dtype=dtype,
         cost=cost.load(config.engine.cost_table) if config.engine.cost_table else None,
+        others=hf.other_parts(config.model.path) if config.model.path and not model.scalar else None,
     )
 
 

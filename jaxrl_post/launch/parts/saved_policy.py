@@ -169,6 +169,7 @@ def write_merged(path: str, out: str, dtype: str = "", overrides: Sequence[str] 
         tokenizer_files=own.files,
         eos_ids=own.tokenizer.eos_ids,
         bos_id=own.tokenizer.bos_id,
+        others=own.others,
     )
 
 
