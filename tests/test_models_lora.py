@@ -8,6 +8,7 @@ import lora_arms
 import made_groups
 import numpy as np
 import pytest
+from refusals import refused
 
 from jaxrl_post import config
 from jaxrl_post.models import decoder, lora
@@ -92,13 +93,14 @@ def test_a_digest_sees_every_bit_and_no_sharding():
 
 
 def test_targets_by_the_names_of_peft():
-    assert lora.targets(("down_proj", "q_proj")) == ("q", "down")
-    assert lora.targets(("all-linear",)) == lora_arms.EVERY
+    assert lora.targets(("down_proj", "q_proj"), MODEL) == ("q", "down")
+    assert lora.targets(("all-linear",), MODEL) == lora_arms.EVERY
+    refused("in_proj_z is no module of this model; .* of q_proj, k_proj", lora.targets, ("q_proj", "in_proj_z"), MODEL)
 
 
 def test_a_config_takes_the_same_names():
     for names in [*((name,) for name in lora.MODULES), (lora.ALL,)]:
         given = config.resolve({"model": {"preset": "tiny"}, "lora": {"rank": 2, "targets": names}})
-        assert lora.targets(given.lora.targets)
+        assert given.lora.targets == names
     with pytest.raises(ValueError, match="'q' is not one of q_proj"):
         config.resolve({"model": {"preset": "tiny"}, "lora": {"rank": 2, "targets": ("q",)}})

@@ -6,16 +6,21 @@ That peft itself loads them is shown by scripts/shows/lora.py, in an environment
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import jax
 import lora_arms
 import made_groups
 import numpy as np
+import parity_arms
 import pytest
+import safetensors.numpy
 from refusals import refused
 
-from jaxrl_post.models import lora, peft, tensor_file
+from jaxrl_post.models import hf, lora, peft, tensor_file
 from jaxrl_post.models.model_config import Lora
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 GIVEN = Lora(4, 8.0, ("q", "o", "down"), True)
 MODEL = lora.adapting(made_groups.MODEL, GIVEN)
@@ -74,3 +79,41 @@ def test_other_tensors_are_refused(written, tmp_path):
     (tmp_path / "other").mkdir()
     with pytest.raises(ValueError, match="it exists and holds no adapter_config.json"):
         peft.save(tmp_path / "other", MODEL, lora_arms.adapter(GIVEN, 0), base="")
+
+
+@pytest.mark.parametrize(
+    "family, modules",
+    [
+        ("qwen3_5", {"in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"}),
+        ("qwen3_next", {"in_proj_qkvz", "in_proj_ba", "out_proj"}),
+    ],
+)
+def test_additions_to_layers_with_a_gated_delta_rule(tmp_path, family, modules):
+    """In the files of transformers' modules a merge adds scale B A, and to nothing else. Layers with additions score alike."""
+    model, base = hf.load(Path(__file__).parent / "goldens" / family)
+    given = Lora(2, 4.0, lora.targets(("all-linear",), model))
+    whole, added = lora.adapting(model, given), lora_arms.adapter(given, 0, model=model)
+    peft.save(tmp_path / "adapter", whole, added, base="")
+    jax.tree.map(np.testing.assert_array_equal, peft.load(tmp_path / "adapter", whole), added)
+    told = json.loads((tmp_path / "adapter" / peft.CONFIG).read_text())["target_modules"]
+    assert set(told) == modules | {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
+
+    policy = lora.Adapted(base, added, given)
+    merged = jax.tree.map(np.asarray, lora.merge(jax.tree.map(jax.numpy.array, policy)))
+    hf.save(tmp_path / "merged", model, lora.exported(policy))
+    files = (tmp_path / "merged", Path(__file__).parent / "goldens" / family, tmp_path / "adapter")
+    after, before, pairs = (safetensors.numpy.load_file(next(folder.glob("*.safetensors"))) for folder in files)
+    for name, weight in after.items():
+        a, b = (pairs.pop(f"base_model.model.{name.removesuffix('.weight')}.lora_{part}.weight", None) for part in "AB")
+        expected = 0 if a is None else given.scale * (b @ a)
+        np.testing.assert_allclose(
+            weight - before[name].astype(np.float32), expected, rtol=1e-4, atol=1e-6, err_msg=name
+        )
+    assert not pairs
+
+    tokens = jax.numpy.asarray(parity_arms.golden(family)[0][:1, :7])
+    scores = [
+        jax.jit(parity_arms.packed_arm, static_argnums=0)(config, params, tokens)
+        for config, params in ((whole, lora.whole(policy)), (model, merged))
+    ]
+    np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-4)

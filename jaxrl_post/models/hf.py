@@ -336,10 +336,11 @@ def _matching(directory: Path, config: ModelConfig, expected: Mapping[str, Tenso
         tensor_file.refuse_other(given[name], name, tensor.shape)
 
 
-def read_leaf(entry: Entry, name: str, leaf: Leaf, dtype: Any) -> np.ndarray:
-    """Reads a tensor of one leaf of params, or of one entry of it. Its numbers are finite as `load` wants them."""
+def read_leaf(entry: Entry, name: str, tensor: Tensor, leaf: Leaf, dtype: Any) -> np.ndarray:
+    """Reads a leaf of params, or one entry of it, from its tensor. Its numbers are finite as `load` wants them."""
     alone = leaf._replace(part=None)
-    return _leaf([_Source(entry, name, Tensor((alone,)), alone, dtype)], None)
+    own = tensor._replace(leaves=tuple(alone if one is leaf else one for one in tensor.leaves))
+    return _leaf([_Source(entry, name, own, alone, dtype)], None)
 
 
 def save(

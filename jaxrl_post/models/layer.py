@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from jaxrl_post.models import experts as mixture
 from jaxrl_post.models.layer_loop import PROJECTED, STREAM, Callbacks, named
-from jaxrl_post.models.model_config import ACTIVATIONS, Experts, ModelConfig
+from jaxrl_post.models.model_config import ACTIVATIONS, Experts, Lora, ModelConfig
 
 # Axes that each matrix contracts, and axes that it makes, as letters.
 PRODUCTS = {
@@ -27,6 +27,19 @@ PRODUCTS = {
     "gate": ("d", "f"),
     "up": ("d", "f"),
     "down": ("f", "d"),
+    "linear_q": ("d", "nh"),
+    "linear_k": ("d", "nh"),
+    "linear_v": ("d", "nh"),
+    "linear_z": ("d", "nh"),
+    "linear_rate": ("d", "n"),
+    "linear_decay": ("d", "n"),
+    "linear_o": ("nh", "d"),
+}
+# Targets of low-rank additions to several matrices, which a checkpoint has as one. They share an A.
+_TOGETHER = {
+    "linear_qkv": ("linear_q", "linear_k", "linear_v"),
+    "linear_qkvz": ("linear_q", "linear_k", "linear_v", "linear_z"),
+    "linear_ba": ("linear_rate", "linear_decay"),
 }
 _HEADS = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
 FEED_FORWARD = ("gate", "up", "down")
@@ -48,12 +61,20 @@ EXPERT_AXES = {
 
 def product(leaf: str) -> str:
     """Returns the product in which a matrix takes part: of experts_gate and shared_gate it is gate."""
-    return leaf.rpartition("_")[2]
+    return leaf if leaf in PRODUCTS else leaf.rpartition("_")[2]
 
 
 def adapted(target: str) -> tuple[str, ...]:
     """Returns the matrices that a target of low-rank additions names. A layer has some of them."""
-    return (target, f"experts_{target}", f"shared_{target}") if target in FEED_FORWARD else (target,)
+    if target in FEED_FORWARD:
+        return target, f"experts_{target}", f"shared_{target}"
+    return _TOGETHER.get(target, (target,))
+
+
+def low_rank(matrix: str, lora: Lora) -> tuple[str, str]:
+    """Returns the names of A and B of a matrix."""
+    owner = next((target for target in lora.targets if matrix in _TOGETHER.get(target, ())), matrix)
+    return f"{owner}_a", f"{matrix}_b"
 
 
 def leading(leaf: str) -> int:
@@ -131,7 +152,7 @@ class Layer(nnx.Module):
         for target in c.lora.targets if c.lora else ():
             for name in adapted(target):
                 if hasattr(self, name):
-                    self._add_low_rank(name, c.lora.rank)
+                    self._add_low_rank(name, c.lora)
 
     def _add_mixer(self, c: ModelConfig, into: float, out: float) -> None:
         """Makes what the layer has for other rows: attention."""
@@ -176,15 +197,13 @@ class Layer(nnx.Module):
             self.shared_down = param((e.shared_ffw, embed), ("ffw", "embed"), std=out * e.shared_ffw**-0.5)
             self.shared_router = param((embed,), (None,), std=into)
 
-    def _add_low_rank(self, name: str, rank: int) -> None:
+    def _add_low_rank(self, name: str, lora: Lora) -> None:
         """Makes A [inputs, r] and B [r, outputs] of a matrix, or of every expert: A [E, inputs, r] and B [E, r, outputs]."""
-        whole, first = getattr(self, name), leading(name)
+        whole, first, rank, (a, b) = getattr(self, name), leading(name), lora.rank, low_rank(name, lora)
         shape, axes = whole.get_value().shape, whole.get_metadata()["axes"]
         inputs = first + len(PRODUCTS[product(name)][0])
-        setattr(self, f"{name}_a", param((*shape[:inputs], rank), (*axes[:inputs], None)))
-        setattr(
-            self, f"{name}_b", param((*shape[:first], rank, *shape[inputs:]), (*axes[:first], None, *axes[inputs:]))
-        )
+        setattr(self, a, param((*shape[:inputs], rank), (*axes[:inputs], None)))
+        setattr(self, b, param((*shape[:first], rank, *shape[inputs:]), (*axes[:first], None, *axes[inputs:])))
 
     def _project(self, c: ModelConfig, std: float) -> None:
         """Makes the weights of attention's products from the normed stream."""
@@ -305,10 +324,10 @@ class Layer(nnx.Module):
         (inputs, outputs), lora = PRODUCTS[product(name)], self.config.lora
         form = f"...{inputs},{inputs}{outputs}->...{outputs}"
         out = named(jnp.einsum(form, x, getattr(self, name)[...].astype(x.dtype)), PROJECTED)
-        if lora is None or product(name) not in lora.targets:
+        if lora is None or not hasattr(self, f"{name}_b"):
             return out
         with jax.named_scope("lora"):
-            a, b = (getattr(self, f"{name}_{part}")[...].astype(x.dtype) for part in "ab")
+            a, b = (getattr(self, one)[...].astype(x.dtype) for one in low_rank(name, lora))
             low = named(jnp.einsum(f"...{inputs},{inputs}r->...r", x, a), PROJECTED)
             return out + jnp.asarray(lora.scale, x.dtype) * jnp.einsum(f"...r,r{outputs}->...{outputs}", low, b)
 

@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from jaxrl_post.models.gated_delta import Inputs
 from jaxrl_post.models.layer import Layer, param
-from jaxrl_post.models.layer_loop import ATTENDED, PROJECTED, Callbacks, named
+from jaxrl_post.models.layer_loop import ATTENDED, Callbacks, named
 from jaxrl_post.models.model_config import ModelConfig
 
 _SMALL_DECAY = -2.0  # of dt_bias at random weights: a state keeps about 0.88 of itself for each token
@@ -40,23 +40,16 @@ class LinearLayer(Layer):
         c, dtype, wide = self.config, x.dtype, jnp.promote_types(x.dtype, jnp.float32)
         assert calls.recur is not None, "a layer with a recurrent state needs `recur`"
         with jax.named_scope("qkv"):
-            inputs = Inputs(*(self._heads_of(x, f"linear_{name}") for name in "qkv"))
+            inputs = Inputs(*(self._product(f"linear_{name}", x) for name in "qkv"))
             weights = Inputs(*(getattr(self, f"conv_{name}")[...].astype(wide) for name in "qkv"))
-            z = self._heads_of(x, "linear_z").astype(wide)
-            rate, decay = (
-                jnp.einsum("...d,dn->...n", x, getattr(self, name)[...].astype(dtype)).astype(wide)
-                for name in ("linear_rate", "linear_decay")
-            )
+            z, rate, decay = (self._product(f"linear_{name}", x).astype(wide) for name in ("z", "rate", "decay"))
             g = -jnp.exp(self.a_log[...].astype(wide)) * jax.nn.softplus(decay + self.dt_bias[...].astype(wide))
         with jax.named_scope("attend"):
             out, cache = calls.recur(self.index, inputs, g, jax.nn.sigmoid(rate), weights, cache)
             out = named(out, ATTENDED)
             unit = out * jax.lax.rsqrt(jnp.mean(out * out, axis=-1, keepdims=True) + c.norm_eps)
             out = (unit * self.linear_norm[...].astype(wide) * jax.nn.silu(z)).astype(dtype)
-            return named(jnp.einsum("...nv,nvd->...d", out, self.linear_o[...].astype(dtype)), PROJECTED), cache
-
-    def _heads_of(self, x: Array, name: str) -> Array:
-        return named(jnp.einsum("...d,dnh->...nh", x, getattr(self, name)[...].astype(x.dtype)), PROJECTED)
+            return self._product("linear_o", out), cache
 
     def paired(self) -> LinearLayer:
         """Returns the layer itself without its weights: none of its products are paired."""

@@ -1,7 +1,8 @@
 """LoRA (arXiv 2106.09685): a policy of frozen weights and of trained low-rank additions to matrices of its layers.
 
 A layer has leaves NAME_a [inputs, r] and NAME_b [r, outputs] beside a matrix NAME [inputs, outputs]. Beside a stack of
-experts [E, inputs, outputs] they are [E, inputs, r] and [E, r, outputs]. The learner adds scale (x A) B to x W. The engine
+experts [E, inputs, outputs] they are [E, inputs, r] and [E, r, outputs]. Matrices that a checkpoint has as one share an A. The
+learner adds scale (x A) B to x W. The engine
 has one matrix, W + scale A B, which `merged` computes.
 
 Invariant: a merged number is one rounded sum of W and of scale A B, each in float32 or wider. What else a program does
@@ -21,12 +22,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_post.models import decoder
-from jaxrl_post.models.layer import PRODUCTS, adapted, leading, product
+from jaxrl_post.models import decoder, families
+from jaxrl_post.models.layer import PRODUCTS, adapted, leading, low_rank, product
 from jaxrl_post.models.model_config import Lora, ModelConfig
 
 # Names of the matrices in PEFT, in the order of a layer.
-MODULES = {f"{name}_proj": name for name in PRODUCTS}
+_OF_LINEAR_LAYERS = {
+    "in_proj_qkv": "linear_qkv",
+    "in_proj_qkvz": "linear_qkvz",
+    "in_proj_z": "linear_z",
+    "in_proj_b": "linear_rate",
+    "in_proj_a": "linear_decay",
+    "in_proj_ba": "linear_ba",
+    "out_proj": "linear_o",
+}
+MODULES = {f"{name}_proj": name for name in ("q", "k", "v", "o", "gate", "up", "down")} | _OF_LINEAR_LAYERS
 ALL = "all-linear"
 
 
@@ -43,10 +53,20 @@ class Adapted:
     lora: Lora
 
 
-def targets(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the matrices that names of PEFT's modules mean, in the order of a layer. `all-linear` means all seven."""
-    every = tuple(MODULES.values())
-    return every if ALL in names else tuple(one for name, one in MODULES.items() if name in names)
+def targets(names: tuple[str, ...], model: ModelConfig) -> tuple[str, ...]:
+    """Returns the matrices that names of PEFT's modules mean, in the order of a layer. `all-linear` means all of the model.
+
+    Raises:
+      ValueError: a name is of a layer with a gated delta rule, and the model has no such module.
+    """
+    there = {name.removesuffix(".weight").rpartition(".")[2] for name in families.tensors(plain(model))}
+    every = [name for name in MODULES if name not in _OF_LINEAR_LAYERS or name in there]
+    for name in names:
+        if name != ALL and name not in every:
+            raise ValueError(
+                f"lora.targets: {name} is no module of this model; the nearest valid choice is of {', '.join(every)}"
+            )
+    return tuple(MODULES[name] for name in every if ALL in names or name in names)
 
 
 def leaves(lora: Lora) -> frozenset[str]:
@@ -65,7 +85,7 @@ def plain(model: ModelConfig) -> ModelConfig:
 
 def divided(tree: Mapping, model: ModelConfig) -> Adapted:
     """Returns a tree like params of `model` as base and adapter."""
-    names = {f"{name}_{part}" for name in leaves(model.lora) for part in "ab"}
+    names = {part for name in leaves(model.lora) for part in low_rank(name, model.lora)}
     parts = (_chosen(tree, lambda name, kind=kind: (name in names) is kind) for kind in (False, True))
     return Adapted(*parts, model.lora)
 
@@ -142,7 +162,7 @@ def merged(matrices: Any, adapter: Any, lora: Lora, dtype: Any) -> Any:
     def one(path: tuple, leaf: jax.Array) -> jax.Array:
         *parents, name = (key.key for key in path)
         layer = functools.reduce(lambda tree, parent: tree[parent], parents, adapter)
-        return _sum(leaf, layer[f"{name}_a"], layer[f"{name}_b"], name, lora).astype(dtype)
+        return _sum(leaf, *(layer[part] for part in low_rank(name, lora)), name, lora).astype(dtype)
 
     return jax.tree_util.tree_map_with_path(one, matrices)
 
@@ -183,9 +203,9 @@ class Merged(Mapping):
         found = self._base[name]
         if isinstance(found, Mapping):
             return Merged(Adapted(found, self._adapter.get(name, {}), self._lora))
-        if f"{name}_a" not in self._adapter:
+        if f"{name}_b" not in self._adapter:
             return found
-        return _one(found, *(self._adapter[f"{name}_{part}"] for part in "ab"), name, self._lora)
+        return _one(found, *(self._adapter[part] for part in low_rank(name, self._lora)), name, self._lora)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._base)

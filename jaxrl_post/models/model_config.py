@@ -27,7 +27,8 @@ class Lora(NamedTuple):
     - rank: columns of A and rows of B
     - alpha: of the scale
     - targets: the matrices, as a layer names them: q, k, v, o, gate, up, down. In a layer with experts the last three mean
-      those of each expert, and of the shared one.
+      those of each expert, and of the shared one. In a layer with a gated delta rule: linear_qkv, linear_z, linear_rate,
+      linear_decay, linear_o, or linear_qkvz, linear_ba and linear_o, as its checkpoint has the matrices (models/layer.py).
     - rslora: the scale is alpha / sqrt(rank) (arXiv 2312.03732), else alpha / rank
     """
 

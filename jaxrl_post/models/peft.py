@@ -25,7 +25,7 @@ from flax import traverse_util
 from jaxrl_post.models import config_keys as keys
 from jaxrl_post.models import expert_files, families, hf, lora, tensor_file
 from jaxrl_post.models.families import Leaf, Tensor
-from jaxrl_post.models.layer import PRODUCTS, leading, product
+from jaxrl_post.models.layer import PRODUCTS, leading, low_rank, product
 from jaxrl_post.models.model_config import Lora, ModelConfig
 from jaxrl_post.ring import json_text
 from jaxrl_post.ring.json_text import said, shown
@@ -53,7 +53,7 @@ def read(directory: str | Path) -> tuple[Lora, str]:
     rank, alpha = keys.count(file, given, "r"), keys.above(file, given, "lora_alpha", 0.0)
     # The tensors tell which matrices have additions: target_modules may be a pattern.
     found = {_TARGETS.get(_module(name)) for name in _entries(Path(directory))}
-    targets = tuple(name for name in PRODUCTS if name in found)
+    targets = tuple(name for name in lora.MODULES.values() if name in found)
     return Lora(rank, alpha, targets, keys.flag(file, given, "use_rslora")), base
 
 
@@ -73,12 +73,12 @@ def load(directory: str | Path, model: ModelConfig) -> dict:
     present, every = matched(directory, model), tensors(model)
     leaves: dict[tuple[str, ...], Any] = {}
     for name, tensor in every.items():
-        (one,) = tensor.leaves
-        value = hf.read_leaf(present[name], name, one, np.float32)
-        if one.part is None:
-            leaves[one.path] = value
-        else:
-            leaves.setdefault(one.path, []).append(value)
+        for one in tensor.leaves:
+            value = hf.read_leaf(present[name], name, tensor, one, np.float32)
+            if one.part is None:
+                leaves[one.path] = value
+            else:
+                leaves.setdefault(one.path, []).append(value)
     return traverse_util.unflatten_dict({path: np.asarray(value) for path, value in leaves.items()})
 
 
@@ -116,21 +116,25 @@ def tensors(model: ModelConfig) -> dict[str, Tensor]:
     shapes, names, out = lora.abstract(model).adapter, lora.leaves(model.lora), {}
     for name, tensor in families.tensors(lora.plain(model)).items():
         *parents, matrix = tensor.leaves[0].path
-        if parents and matrix in names:
-            if tensor.leaves[0].stack:
-                raise ValueError(
-                    f"lora.targets: {product(matrix)} of the experts is part of the tensor {said(name)}, to which PEFT's files hold "
-                    f"no addition of its own; the nearest valid choice is q_proj, k_proj, v_proj and o_proj"
-                )
-            layer = shapes["layers"][parents[1]]
-            stem = f"base_model.model.{name.removesuffix('.weight')}"
-            for part in "ab":
-                path, ours = (*parents, f"{matrix}_{part}"), layer[f"{matrix}_{part}"].shape[leading(matrix) :]
-                inputs = len(PRODUCTS[product(matrix)][0]) if part == "a" else 1
+        if not parents or matrix not in names:
+            continue
+        if tensor.leaves[0].stack:
+            raise ValueError(
+                f"lora.targets: {product(matrix)} of the experts is part of the tensor {said(name)}, to which PEFT's files hold "
+                f"no addition of its own; the nearest valid choice is q_proj, k_proj, v_proj and o_proj"
+            )
+        own = shapes["layers"][parents[1]]
+        pairs = [low_rank(leaf.path[-1], model.lora) for leaf in tensor.leaves]
+        parts = {"A": tensor._replace(leaves=tensor.leaves[:1], groups=1), "B": tensor}
+        for at, (part, whole) in enumerate(parts.items()):
+            leaves = []
+            for leaf, pair in zip(whole.leaves, pairs):
+                ours = own[pair[at]].shape[leading(leaf.path[-1]) :]
+                inputs = len(PRODUCTS[product(leaf.path[-1])][0]) if part == "A" else 1
                 shape = int(np.prod(ours[inputs:])), int(np.prod(ours[:inputs]))
-                out[f"{stem}.lora_{part.upper()}.weight"] = Tensor(
-                    (Leaf(path, shape, ours, True, tensor.leaves[0].part),)
-                )
+                leaves.append(Leaf((*parents, pair[at]), shape, ours, True, leaf.part))
+            stem = f"base_model.model.{name.removesuffix('.weight')}"
+            out[f"{stem}.lora_{part}.weight"] = whole._replace(leaves=tuple(leaves))
     return out
 
 

@@ -20,7 +20,7 @@ def adapting(given: LoraConfig, model: decoder.ModelConfig) -> decoder.ModelConf
     """Returns the model that the learner trains: with additions where the config asks for them."""
     if not given.rank:
         return model
-    return lora.adapting(model, lora.Lora(given.rank, given.alpha, lora.targets(given.targets), given.rslora))
+    return lora.adapting(model, lora.Lora(given.rank, given.alpha, lora.targets(given.targets, model), given.rslora))
 
 
 def check(config: Config, model: decoder.ModelConfig) -> None:
