@@ -4,11 +4,11 @@ Train step, row program and weight swap of each preset are compiled in the envir
 (scripts/compile_tier/whole_programs.py says what is counted). Of every program:
 - the compiler takes at most CPU_S seconds of a CPU
 - the memory of a device holds it, with what lies beside it in a run
-- a swap moves nothing through host memory
+- a swap goes through no host memory
 
 A step of decoding moves at most OVER times the bytes of its weights, pages and states. Of 35B-A3B no product outside of the
-grouped kernels has all experts' matrices for a side. The planted fault is a loop that copies its states: the count must find
-more than OVER times their bytes in it, and less in the same loop without the copy.
+grouped kernels has all experts' matrices for a side. The planted fault is a loop that copies its states. The count must
+find more than OVER times their bytes in it. In the same loop without the copy it must find less.
 """
 
 from __future__ import annotations
