@@ -239,14 +239,17 @@ def _swapping(config, shape, devices) -> Iterator[tuple]:
     from jaxrl_post.launch.parts import adapter
     from jaxrl_post.models import decoder, lora
 
+    # jax renumbers the leaves where the engine has the devices in another order, so both meshes have the engine's here.
+    own, order = devices.learner, devices.first.devices
+    learner = jax.sharding.Mesh(order.reshape(own.devices.shape), own.axis_names, axis_types=own.axis_types)
     if not config.lora.rank:
-        yield from roofline.sync_programs(*roofline.layouts(shape, devices.learner, devices.first))
+        yield from roofline.sync_programs(*roofline.layouts(shape, learner, devices.first))
         return
     added = adapter.adapting(config.lora, shape)
     shapes, axes = lora.abstract(added), lora.axes(added)
     theirs, ours = (
         _placed(shapes.adapter, axes.adapter, mesh, room, jnp.float32)
-        for mesh, room in ((devices.first, "engine"), (devices.learner, "learner"))
+        for mesh, room in ((devices.first, "engine"), (learner, "learner"))
     )
     homes = [leaf.sharding for leaf in jax.tree.leaves(theirs)]
     yield from roofline.sync_programs(jax.tree.leaves(ours), homes, "float32")
