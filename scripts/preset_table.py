@@ -45,19 +45,36 @@ PRESETS = (
     Preset(config="gsm8k_qwen3.py:30b-a3b-v5p-64", slice="v5p-64"),
     Preset(config="gsm8k_qwen3.py:30b-a3b-v6e-64", slice="v6e-64"),
     Preset(config="gsm8k_qwen3.py:30b-a3b-2x8xh100", slice="8xh100", count=2),
+    Preset(config="gsm8k_qwen3_5.py:0.8b-t4", slice="t4"),
+    Preset(config="gsm8k_qwen3_5.py:0.8b-l4", slice="l4"),
+    Preset(config="gsm8k_qwen3_5.py:0.8b-v5e-1", slice="v5e-1"),
+    Preset(config="gsm8k_qwen3_5.py:0.8b-h100", slice="h100"),
     Preset(config="gsm8k_qwen3_5.py", slice="v6e-16"),
+    Preset(config="gsm8k_qwen3_5.py:9b-v5p-16", slice="v5p-16"),
     Preset(config="gsm8k_qwen3_5.py:9b-8xh100", slice="8xh100"),
+    Preset(config="gsm8k_qwen3_5.py:35b-a3b-v6e-16", slice="v6e-16"),
+    Preset(config="gsm8k_qwen3_5.py:35b-a3b-8xh100", slice="8xh100"),
     Preset(config="gsm8k_qwen3_5.py:35b-a3b-v6e-64", slice="v6e-64"),
+    Preset(config="gsm8k_qwen3_5.py:35b-a3b-v5p-64", slice="v5p-64"),
     Preset(config="gsm8k_qwen3_5.py:35b-a3b-2x8xh100", slice="8xh100", count=2),
+    Preset(config="gsm8k_gemma4.py:e2b-t4", slice="t4"),
+    Preset(config="gsm8k_gemma4.py:e2b-l4", slice="l4"),
+    Preset(config="gsm8k_gemma4.py:e2b-v5e-1", slice="v5e-1"),
+    Preset(config="gsm8k_gemma4.py:e4b-v6e-1", slice="v6e-1"),
+    Preset(config="gsm8k_gemma4.py:e4b-v5p-8", slice="v5p-8"),
+    Preset(config="gsm8k_gemma4.py:e4b-h100", slice="h100"),
+    Preset(config="gsm8k_gemma4.py", slice="v6e-16"),
+    Preset(config="gsm8k_gemma4.py:31b-v5p-64", slice="v5p-64"),
+    Preset(config="gsm8k_gemma4.py:31b-8xh100", slice="8xh100"),
     Preset(config="gsm8k_gpt_oss.py", slice="8xh100"),
     Preset(config="gsm8k_gpt_oss.py:v6e-16", slice="v6e-16"),
 )
 
 
-def table() -> str:
+def table(presets: Sequence[Preset] = PRESETS) -> str:
     """Returns the table as Markdown."""
     rows = [("devices", "config", "model", "mesh", "mode", "memory of a device", "seconds a step, predicted")]
-    rows += [("---",) * len(rows[0]), *(_row(one) for one in PRESETS)]
+    rows += [("---",) * len(rows[0]), *(_row(one) for one in presets)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -87,7 +87,7 @@ def inline_code(text: str) -> Iterator[str]:
 def missing_files(page: Path, root: Path = ROOT) -> list[str]:
     """Returns paths of the project, in inline code, that do not exist. A config may have a choice behind a colon."""
     codes = [code for code in inline_code(page.read_text(encoding="utf-8")) if "/" in code and " " not in code]
-    codes = [re.sub(r"(?<=\.py):[\w-]+$", "", code) for code in codes]
+    codes = [re.sub(r"(?<=\.py):[\w.-]+$", "", code) for code in codes]
     paths = [code for code in codes if code.split("/")[0] in FOLDERS and not re.search(r"[<>{}]|NAME", code)]
     return [f"{page.name}: {path}" for path in paths if not any(root.glob(path.rstrip("/")))]
 

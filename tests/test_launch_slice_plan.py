@@ -251,6 +251,7 @@ def test_a_refused_division_names_a_value_that_is_valid():
 def test_shapes_of_models_that_are_not_here(tmp_path):
     assert published("Qwen2.5-7B-Instruct") is PRESETS["qwen2_5_7b"] and published("Qwen3-32B") is PRESETS["qwen3_32b"]
     assert published("Llama-3.1-8B") is PRESETS["llama3_1_8b"]
+    assert published("gemma-4-31B-it") is PRESETS["gemma4_31b"] and published("Qwen3.5-0.8B") is PRESETS["qwen3_5_0_8b"]
     assert published("Qwen2.5-Coder-1.5B-Instruct") is PRESETS["qwen2_5_1_5b"]
     assert published("Qwen2.5-72B") is published("tinyllama") is None and published("tiny") is PRESETS["tiny"]
     config = resolve(default(), [f"model.path={tmp_path / 'Qwen2.5-72B'}"])
@@ -258,9 +259,19 @@ def test_shapes_of_models_that_are_not_here(tmp_path):
         inputs.shape(config)
 
 
-@pytest.mark.parametrize(
-    "name, count", [("qwen2_5_7b", 7615616512), ("qwen3_8b", 8190735360), ("qwen3_32b", 32762123264)]
-)
+COUNTS = {  # as published; of Qwen3.5 and Gemma 4 those of the text models, as transformers 5.24.0 counts them
+    "qwen2_5_7b": 7615616512,
+    "qwen3_8b": 8190735360,
+    "qwen3_32b": 32762123264,
+    "qwen3_5_0_8b": 752393024,
+    "qwen3_5_9b": 8953803264,
+    "qwen3_5_35b_a3b": 34660610688,
+    "gemma4_e4b": 7463013418,
+    "gemma4_31b": 30697345340,
+}
+
+
+@pytest.mark.parametrize("name, count", COUNTS.items())
 def test_counts_of_weights_are_the_published_ones(name, count):
     assert roofline.parameters(PRESETS[name]) == count
 

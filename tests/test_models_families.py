@@ -15,6 +15,7 @@ from test_models_hf import SQUARE, TINY, assert_same, shaken
 
 from jaxrl_post.models import decoder, families, hf
 from jaxrl_post.models.model_config import Experts, FullAttention, LinearAttention, RopeScaling, frequencies, turn_scale
+from jaxrl_post.models.presets import published
 
 GEMMA = dataclasses.replace(
     TINY, norm_offset=1.0, post_norms=True, embed_scale=32**0.5, windows=(7, None), activation="gelu_tanh"
@@ -253,6 +254,8 @@ def test_published_configs_have_the_published_number_of_parameters(tmp_path, nam
     assert sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(config))) == count
     assert config.windows == windows
     hf.check_savable(config)
+    if name.startswith("gemma-4"):
+        assert published(name) == config
 
 
 @pytest.mark.parametrize(

@@ -123,11 +123,12 @@ def _solved(tokens: Tokens, ids: Array, before: Array) -> _Solved:
     return _Solved(kept, decay, *jnp.split(moved, [tokens.v.shape[-1]], axis=-1))
 
 
+@jax.custom_vjp
 def _inverse(under: Float[Array, "B H C C"]) -> Float[Array, "B H C C"]:
     """Returns the inverse of 1 + `under`, whose numbers on and above the diagonal are 0. C is a power of two.
 
     The inverses of two blocks on the diagonal make that of both together. So all of it is products of matrices, where XLA:CPU
-    takes many times as long for triangular systems."""
+    takes many times as long for triangular systems. Its gradient is two products: X' = -X A' X of an inverse X."""
     count, size = under.shape[-1], 1
     inverse = jnp.ones((*under.shape[:-1], 1, 1), under.dtype)
     while size < count:
@@ -138,6 +139,14 @@ def _inverse(under: Float[Array, "B H C C"]) -> Float[Array, "B H C C"]:
         inverse = jnp.block([[first, jnp.zeros_like(first)], [corner, last]])
         size *= 2
     return inverse[..., 0, :, :]
+
+
+def _slope(inverse: Array, slope: Array) -> tuple[Array]:
+    turned = jnp.swapaxes(inverse, -1, -2)
+    return (-jnp.tril(jnp.matmul(turned, jnp.matmul(slope, turned, **HOW), **HOW), -1),)
+
+
+_inverse.defvjp(lambda under: (_inverse(under),) * 2, _slope)
 
 
 def _advance(state: Array, given: tuple[Array, Array, _Solved]) -> tuple[Array, Array]:

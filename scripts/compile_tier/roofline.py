@@ -147,7 +147,7 @@ def publish(target: str) -> dict:
     }
 
 
-def sync_programs(leaves: list, new: list) -> Iterator[tuple]:
+def sync_programs(leaves: list, new: list, dtype: str = "bfloat16") -> Iterator[tuple]:
     """Yields the compiled programs of a weight sync, each with the number of its calls. Arguments are those of `layouts`."""
     import jax
     import jax.numpy as jnp
@@ -160,7 +160,7 @@ def sync_programs(leaves: list, new: list) -> Iterator[tuple]:
     )
     for kind, times in kinds.items():
         given = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=home) for shape, home, _ in kind]
-        yield relayout.identity(tuple(home for *_, home in kind), jnp.bfloat16).lower(*given).compile(), times
+        yield relayout.identity(tuple(home for *_, home in kind), jnp.dtype(dtype)).lower(*given).compile(), times
 
 
 def layouts_7b(target: str) -> tuple[list, list]:

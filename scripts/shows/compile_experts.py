@@ -1,7 +1,7 @@
 """Models with experts compile at full depth for TPU v5p and v6e and for sm_90, and read only the experts that rows chose.
 
 Train step, row program and weight swap of each preset are compiled in the environment of the compile tier
-(scripts/compile_tier/experts.py says what is counted). In every program:
+(scripts/compile_tier/whole_programs.py says what is counted). In every program:
 - the memory of a device holds it, with what lies beside it in a run
 - no product outside of the grouped kernels has all experts' matrices for a side, and no line of the row program copies them
 - rows that are gathered, and sums that are scattered, have at most SLACK times the bytes of doing each once. Fewer than LEAST
@@ -25,7 +25,7 @@ from record import ROOT
 from jaxrl_post.models.presets import PRESETS
 
 sys.path.append(str(ROOT / "scripts" / "compile_tier"))
-import experts
+import whole_programs
 
 MINUTES = 40.0
 PLATFORM = "cpu"
@@ -46,7 +46,7 @@ ROWS, ROUTINGS, WAYS = (4, 16, 64), 1000, (1, 4)  # WAYS: devices that divide a 
 
 def show(record) -> None:
     rng = np.random.default_rng(0)
-    for model in experts.CHOICES:
+    for model in whole_programs.EXPERTS:
         shape = PRESETS[model]
         for rows in ROWS:
             sizes = walks.routings(rng, ROUTINGS, rows, shape.experts.count, shape.experts.per_token)
@@ -62,13 +62,13 @@ def show(record) -> None:
     python = compilers.python(record.root, "compile-experts")
 
     def compiled(*words: str) -> dict:
-        said = record.said("scripts/compile_tier/experts.py", *words, timeout_s=LIMIT_S, python=python)
+        said = record.said("scripts/compile_tier/whole_programs.py", *words, timeout_s=LIMIT_S, python=python)
         return json.loads(said.splitlines()[-1])
 
-    record.figure("planted_dense_products", compiled("planted")["dense_products"], at_least=1)
+    record.figure("planted_dense_products", compiled("planted_experts")["dense_products"], at_least=1)
     programs = [
         (program, model, where)
-        for model, (_, slices) in experts.CHOICES.items()
+        for model, (_, slices) in whole_programs.EXPERTS.items()
         for where in slices
         for program in ("train", "rows", "swap")
     ]

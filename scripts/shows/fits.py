@@ -1,7 +1,8 @@
 """Every preset fits its slice by the plan, and the plan's bytes are those of the compilers within a tenth.
 
 Four parts:
-- Each preset is planned for its slice, with a KV cache for at least 64 rollouts of full length.
+- Each preset of the table in docs/which_preset.md is planned for its slice, with a KV cache for at least 64 rollouts of full
+  length. The table has the plan's figures.
 - The formulas are compared with the table of compiled train steps (scripts/compile_tier/memories.json): weights, moments,
   sums and temporaries of one device, at full depth, for models, slices and settings.
 - Some of the table's cases are compiled again in the environment of the compile tier, and give the table's bytes.
@@ -18,22 +19,19 @@ import sys
 
 import compiled_memories
 import compilers
+import preset_table
+
+from jaxrl_post.launch.plan import chips
 
 MINUTES = 8.0
 LIMIT_S = 1200
-SOURCES = ("scripts/compilers.py", "scripts/compile_tier/memories.py", "scripts/compile_tier/memories.json", "configs")
-PRESETS = {  # file in configs/models/ and choice: slice
-    "gsm8k_qwen2_5_0_5b.py:t4": "t4",
-    "gsm8k_qwen2_5_0_5b.py:l4": "l4",
-    "gsm8k_qwen2_5_0_5b.py:h100": "h100",
-    "gsm8k_qwen2_5_0_5b.py:v5e-1": "v5e-1",
-    "gsm8k_qwen2_5_7b.py:v5e-16": "v5e-16",
-    "gsm8k_qwen2_5_7b.py:8xh100": "8xh100",
-    "gsm8k_qwen2_5_7b.py:v6e-16": "v6e-16",
-    "gsm8k_qwen3.py:8b-v6e-16": "v6e-16",
-    "gsm8k_qwen3.py:32b-v5p-64": "v5p-64",
-    "gsm8k_qwen3.py:32b-4x8xh100": "4x8xh100",
-}
+SOURCES = (
+    "scripts/compilers.py",
+    "scripts/preset_table.py",
+    "scripts/compile_tier/memories.py",
+    "scripts/compile_tier/memories.json",
+    "configs",
+)
 ANSWERS = 64
 WITHIN = 0.1
 CASES = 30
@@ -47,13 +45,18 @@ RESIDENT = ("engine.sleep=false", "optimizer.moments_dtype=float32", "optimizer.
 
 
 def show(record) -> None:
-    for name, where in PRESETS.items():
-        found = compiled_memories.preset(record.root / "configs" / "models" / name, where)
-        key = f"{name.partition('.')[0]}.{where}"
+    for one in preset_table.PRESETS:
+        if one.overrides:
+            continue
+        where = chips.read(one.slice).times(one.count).name
+        found = compiled_memories.preset(record.root / "configs" / "models" / one.config, where)
+        key = f"{one.config.replace('.py', '')}.{where}"
         record.figure(f"{key}.word", found.word, equals="fits")
         record.figure(f"{key}.mib", found.most >> 20, at_most=found.room >> 20)
         record.figure(f"{key}.full_answers", found.answers, at_least=ANSWERS)
         record.figure(f"{key}.predicted_s", found.seconds)
+    page = preset_table.PAGE.read_text()
+    record.figure("page_of_presets_is_current", preset_table.filled(page) == page, equals=True)
     ratios = compiled_memories.ratios()
     for name, ratio in ratios.items():
         record.figure(f"predicted_over_compiled.{name}", round(ratio, 4), at_least=1 - WITHIN, at_most=1 + WITHIN)
