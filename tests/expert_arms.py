@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,9 @@ def choices(config: ModelConfig, params: dict, tokens: np.ndarray) -> tuple[dict
 
     routing = experts.Routing(choose, experts.ALONE.spread)
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    decoder.hidden(params, config, jnp.asarray(tokens), positions, dense(positions), (), routing=routing, recur=in_order)
+    decoder.hidden(
+        params, config, jnp.asarray(tokens), positions, dense(positions), (), routing=routing, recur=in_order
+    )
     return chosen, float(min(margins))
 
 
@@ -64,7 +66,7 @@ def gradients(family: str, arm: str = "packed", fault: str = "") -> dict[str, fl
     def ours(params):
         return of_next(arms.ARMS[arm](config, params, jnp.asarray(tokens)), tokens).sum()
 
-    return by_leaf(ours, params, exact(family, tokens), PLANTED.get(fault))
+    return by_leaf(ours, params, exact(config, params, tokens), PLANTED.get(fault))
 
 
 def by_leaf(ours: Callable, params: dict, exact: dict, fault: arms.Computed | None = None) -> dict[str, float]:
@@ -79,11 +81,10 @@ def by_leaf(ours: Callable, params: dict, exact: dict, fault: arms.Computed | No
     }
 
 
-def exact(family: str, tokens: np.ndarray, counted: np.ndarray | None = None) -> dict:
+def exact(config: ModelConfig, params: dict, tokens: np.ndarray, counted: np.ndarray | None = None) -> dict:
     """The gradient in float64, with the experts that float32 chooses. tokens: [B, T], texts or beginnings of texts.
 
     counted: 0 at each token but the first that does not count, [B, T-1]; None: all count."""
-    config, params = hf.load(arms.GOLDENS / family)
     chosen, _ = choices(config, params, tokens) if config.experts else ({}, 0.0)
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)

@@ -30,10 +30,8 @@ def _text(params: Mapping, config: Any, tokens: jax.Array, chosen: Mapping[str, 
     for index in range(config.layers):
         layer = params["layers"][str(index)]
         x = _norm(h, layer["attn_norm"], config)
-        if "linear_q" in layer:
-            new = _delta_rule(layer, config, x)
-        else:
-            new = _attention(layer, config, x, config.windows[index], lent)
+        linear, window = "linear_q" in layer, config.windows[index]
+        new = _delta_rule(layer, config, x) if linear else _attention(layer, config, x, window, lent)
         h = h + (_norm(new, layer["attn_post_norm"], config) if config.post_norms else new)
         new = _fed(layer, config, h, chosen.get(str(index)))
         h = h + (_norm(new, layer["ffw_post_norm"], config) if config.post_norms else new)
