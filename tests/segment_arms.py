@@ -199,8 +199,8 @@ def calm(family: str) -> tuple[Any, dict]:
 
     At the golden weights float32 alone moves a leaf by up to 3e-4 of its largest number, in the plain form too: scores of
     attention and branches of the stream are large there. Here matrices are drawn as at the start of a training, and no
-    norm or bias is at rest. Where scores are not scaled, the norm of queries scales them. Routers are the golden ones,
-    whose scores lie far apart.
+    norm or bias is at rest. Where scores are not scaled, the norm of queries scales them. Norms that write to the stream
+    are divided as such matrices are, by sqrt(2 L). Routers are the golden ones, whose scores lie far apart.
     """
     config, golden = hf.load(arms.GOLDENS / family)
     noise = np.random.default_rng(0)
@@ -212,7 +212,9 @@ def calm(family: str) -> tuple[Any, dict]:
         if drawn.ndim > 1:
             return drawn
         drawn = drawn + 0.1 * noise.standard_normal(drawn.shape, np.float32)
-        return drawn * np.float32(drawn.size**-0.5) if name == "q_norm" and config.query_scale == 1 else drawn
+        if name == "q_norm" and config.query_scale == 1:
+            return drawn * np.float32(drawn.size**-0.5)
+        return drawn * np.float32((2 * config.layers) ** -0.5) if name.endswith("post_norm") else drawn
 
     return config, jax.tree_util.tree_map_with_path(leaf, decoder.init(config, 1), golden)
 
