@@ -21,6 +21,8 @@ def measure(record, families: tuple[str, ...]) -> int:
     planted = sum(
         _log_probs(record, segment_arms, family) + _gradients(record, segment_arms, family) for family in families
     )
+    for family in families:
+        record.figure(f"{family}_leaves_that_an_export_changes", segment_arms.changed_by_export(family), equals=0)
     if os.environ.get("JAXRL_ORACLE"):
         _written(record, families, os.environ["JAXRL_ORACLE"])
     return planted

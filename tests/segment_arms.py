@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -230,6 +231,16 @@ def _exact(family: str) -> dict:
     tokens, every = arms.golden(family)[0], segments(family)
     counted = np.array([np.arange(1, tokens.shape[1]) < one.length for one in every])
     return expert_arms.exact(*calm(family), tokens[[one.text for one in every]], counted)
+
+
+def changed_by_export(family: str) -> int:
+    """How many leaves of a golden checkpoint have other numbers, once saved and opened again."""
+    config, params = hf.load(arms.GOLDENS / family)
+    with tempfile.TemporaryDirectory() as folder:
+        hf.save(folder, config, params)
+        again, opened = hf.load(folder)
+    assert again == config
+    return sum(not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(opened), strict=True))
 
 
 # ---- Planted faults

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import segment_parity
 
-MINUTES = 5.0
+MINUTES = 6.0
 PLATFORM = "cpu"
-FAULTS = 15
+FAULTS = 17
 
 
 def show(record) -> None:

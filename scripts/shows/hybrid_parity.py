@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import segment_parity
 
-MINUTES = 5.0
+MINUTES = 6.0
 PLATFORM = "cpu"
-FAULTS = 19
+FAULTS = 21
 
 
 def show(record) -> None:
