@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from unittest import mock
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import parity_arms as arms
-import plain_experts
-from dense_attend import dense
+import plain_decoder
+from dense_attend import dense, in_order
 
 from jaxrl_post.models import decoder, experts, hf
 from jaxrl_post.models.model_config import ModelConfig
 
-# Mistakes that leave the scores as they are: of a function of models/experts.py, what is no longer differentiated.
+# Mistakes that leave the scores as they are: what is no longer differentiated.
 PLANTED = {
-    "gates_without_gradient": ("gates", lambda right, *given, **more: jax.lax.stop_gradient(right(*given, **more))),
-    "rows_without_gradient": (
-        "mixed",
-        lambda right, x, *given, **more: right(jax.lax.stop_gradient(x), *given, **more),
+    "gates_without_gradient": arms.Computed(
+        experts, "gates", lambda right, *given, **more: jax.lax.stop_gradient(right(*given, **more))
+    ),
+    "rows_without_gradient": arms.Computed(
+        experts, "mixed", lambda right, x, *given, **more: right(jax.lax.stop_gradient(x), *given, **more)
     ),
 }
 
@@ -39,7 +39,9 @@ def choices(config: ModelConfig, params: dict, tokens: np.ndarray) -> tuple[dict
 
     routing = experts.Routing(choose, experts.ALONE.spread)
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    decoder.hidden(params, config, jnp.asarray(tokens), positions, dense(positions), (), routing=routing)
+    decoder.hidden(
+        params, config, jnp.asarray(tokens), positions, dense(positions), (), routing=routing, recur=in_order
+    )
     return chosen, float(min(margins))
 
 
@@ -57,37 +59,35 @@ def log_prob_gap(family: str, arm: str) -> float:
 
 
 def gradients(family: str, arm: str = "packed", fault: str = "") -> dict[str, float]:
-    """Of each leaf the largest difference of our float32 gradient from the float64 one, over its largest number there.
-
-    It is the gradient of the sum of log-probs of a golden checkpoint. The float64 one uses the experts that float32 chose.
-    """
+    """`by_leaf` of the gradient of the sum of log-probs of a golden checkpoint."""
     tokens, _ = arms.golden(family)
     config, params = hf.load(arms.GOLDENS / family)
-    chosen, _ = choices(config, params, tokens)
 
     def ours(params):
         return of_next(arms.ARMS[arm](config, params, jnp.asarray(tokens)), tokens).sum()
 
-    with _planted(fault):
+    return by_leaf(ours, params, exact(config, params, tokens), PLANTED.get(fault))
+
+
+def by_leaf(ours: Callable, params: dict, exact: dict, fault: arms.Computed | None = None) -> dict[str, float]:
+    """Of each leaf the largest difference of our float32 gradient from the exact one, over its largest number there.
+
+    Of a leaf whose gradient is 0 everywhere, the largest number of ours."""
+    with arms.wronged(fault) if fault else contextlib.nullcontext():
         found = jax.device_get(jax.jit(jax.grad(ours))(params))
     return {
-        jax.tree_util.keystr(path): float(np.abs(leaf - exact).max() / np.abs(exact).max())
-        for (path, leaf), exact in zip(
-            jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(_exact(config, params, tokens, chosen)), strict=True
-        )
-    }  # fmt: skip
+        jax.tree_util.keystr(path): float(np.abs(leaf - right).max() / (np.abs(right).max() or 1.0))
+        for (path, leaf), right in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(exact), strict=True)
+    }
 
 
-def _planted(fault: str):
-    if not fault:
-        return contextlib.nullcontext()
-    name, wrong = PLANTED[fault]
-    right = getattr(experts, name)
-    return mock.patch.object(experts, name, lambda *given, **more: wrong(right, *given, **more))
+def exact(config: ModelConfig, params: dict, tokens: np.ndarray, counted: np.ndarray | None = None) -> dict:
+    """The gradient in float64, with the experts that float32 chooses. tokens: [B, T], texts or beginnings of texts.
 
-
-def _exact(config: ModelConfig, params: dict, tokens: np.ndarray, chosen: Mapping[str, np.ndarray]) -> dict:
+    counted: 0 at each token but the first that does not count, [B, T-1]; None: all count."""
+    chosen, _ = choices(config, params, tokens) if config.experts else ({}, 0.0)
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-        gradient = jax.grad(lambda params: plain_experts.log_probs(params, config, tokens, chosen).sum())
+        weights = 1.0 if counted is None else jnp.asarray(counted, np.float64)
+        gradient = jax.grad(lambda params: (weights * plain_decoder.log_probs(params, config, tokens, chosen)).sum())
         return jax.device_get(jax.jit(gradient)(wide))

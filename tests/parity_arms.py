@@ -521,11 +521,16 @@ FAULTS: dict[str, dict[str, Callable | Computed]] = {
 }
 
 
+def wronged(change: Computed):
+    """The context in which a function of a module makes its mistake."""
+    right = getattr(change.module, change.name)
+    return mock.patch.object(change.module, change.name, lambda *given, **more: change.wrong(right, *given, **more))
+
+
 def planted(family: str, fault: str) -> tuple[float, int]:
     """`gap` of the golden checkpoint with one fault in it."""
     change, read = FAULTS[family][fault], hf.load(GOLDENS / family)
     if not isinstance(change, Computed):
         return gap(family, *change(*read))
-    right = getattr(change.module, change.name)
-    with mock.patch.object(change.module, change.name, lambda *given: change.wrong(right, *given)):
+    with wronged(change):
         return gap(family, *read)

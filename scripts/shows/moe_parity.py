@@ -4,7 +4,7 @@ Log-probs: the random checkpoints of tests/goldens (scripts/make_goldens.py) in 
 and the engine's. The show `parity` plants the faults of their forward pass.
 
 Gradients: of the sum of log-probs, over the trainer's attention. Each leaf is compared with a plain form in float64
-(tests/plain_experts.py), in which every expert computes every row and the experts that float32 chose count. Then gradients
+(tests/plain_decoder.py), in which every expert computes every row and the experts that float32 chose count. Then gradients
 that stop at gates or rows are planted. A margin is the difference of the lowest chosen score from the highest other one.
 
 With JAXRL_ORACLE set to a python that has torch and transformers, transformers also reads what we write.
