@@ -111,7 +111,7 @@ def times(part: Part, kernel: Callable = flash_gpu.attention, lengths: Sequence 
 
 
 def tiles(
-    part: Part, candidates: Mapping = CANDIDATES, tokens: int = LENGTHS[0], heads=HEADS, base=flash_gpu.TILES, **how
+    part: Part, candidates: Mapping = CANDIDATES, tokens: int = LENGTHS[0], heads=HEADS, base=flash_gpu.NARROW, **how
 ) -> None:
     """Times one row of one segment with other tiles of one kernel: forward alone, or with backward.
 
