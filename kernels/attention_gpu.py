@@ -5,6 +5,11 @@ of the grid takes one tile, one KV head and one stretch of positions. It loads 6
 shared memory, multiplies on the tensor cores, and keeps an online softmax in registers. The 64 positions are one page,
 several smaller pages, or half of a page of 128. Stretches are combined afterwards.
 
+The registers of a block hold 256 columns of mixed values. For heads of 512 two blocks have the same positions and half of
+the values each. Both make all scores, so the keys are loaded twice: the two run side by side, and share the cache of the
+device. Their ring has one place. New keys are loaded into it while the values are multiplied. Addresses in that place, and
+in the queries, are computed in each step: registers that kept all of them for the walk would be missing elsewhere.
+
 Invariant: the same as the reference's (attention.py). Stretches start at fixed positions, positions are walked in
 order, and masked entries weigh exactly zero. So a row's bits do not depend on other rows of its tile, on its place in
 the tile, or on longer slots. They do not depend on the page size where tables cover equally many positions. The one
@@ -29,13 +34,17 @@ from jaxrl_post.kernels.sinks import joined
 TILE = 64  # rows of one wgmma
 PLACE = 64  # positions of one place of the ring: 16 KB of keys of 128 numbers
 PAGES = (16, 32, 64, 128)  # page sizes: parts or multiples of a place
-STAGES = {64: 3, 128: 3, 256: 2}  # places of the ring, by head size: a block has 227 KB of shared memory
-COLUMNS = 128  # most columns of mixed values that are multiplied and written at once
+STAGES = {64: 3, 128: 3, 256: 2, 512: 1}  # places of the ring, by head size: a block has 227 KB of shared memory
+VALUES = 256  # most columns of mixed values of a block: 128 registers of each thread
+COLUMNS = 128  # most of them that are multiplied and written at once
 ALIGN = 8  # the TMA needs the first row of a tile at a multiple of this
 STATS = 32  # columns that hold a row's peak and mass: 128 bytes, so that rows stay aligned
 STRETCH = 1024  # fewest positions of one block of the grid
 STRETCHES = 8  # most blocks that share a row's positions
-NEEDS = "bfloat16 or float16, heads of 64, 128 or 256, at most 64 query heads for a key head, and pages of 16 to 128"
+NEEDS = (
+    "bfloat16 or float16, heads of 64, 128, 256 or 512, at most 64 query heads for a key head, and pages of 16 to 128"
+)
+MANY = 1 << 20  # more than the steps of any block: with one place, step // MANY is 0 in a way that no compiler sees
 LOG2E = 1.4426950408889634
 BIG_NEGATIVE = -1e30
 
@@ -153,9 +162,9 @@ def _kernel(
             jax.ShapeDtypeStruct((stretches, K, R * padded, STATS), jnp.float32),
         ),
         scratch_types=(
-            plgpu.SMEM((TILE, H), dtype, transforms=half),
+            plgpu.SMEM((1, TILE, H), dtype, transforms=half),
             plgpu.SMEM((stages, PLACE, H), dtype, transforms=half),
-            plgpu.SMEM((stages, PLACE, H), dtype, transforms=half),
+            plgpu.SMEM((stages, PLACE, min(H, VALUES)), dtype, transforms=half),
             plgpu.SMEM((TILE, PLACE), dtype, transforms=half),
             plgpu.SMEM((TILE, min(H, COLUMNS)), jnp.float32),
             plgpu.SMEM((TILE, STATS), jnp.float32),
@@ -163,79 +172,89 @@ def _kernel(
             plgpu.Barrier(num_barriers=stages, num_arrivals=pieces),
             plgpu.Barrier(num_barriers=stages, num_arrivals=pieces),
         ),
-        grid=(tiles, K, stretches),
-        grid_names=("tile", "head", "stretch"),
+        grid=(tiles, K, stretches, -(-H // VALUES)),
+        grid_names=("tile", "head", "stretch", "side"),
         interpret=interpret,
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
     )
 
 
 def _body(*refs, padded, stretch, window, soft_cap, add):
-    """Computes one tile, KV head and stretch.
+    """Computes one tile, KV head and stretch, and one side of the values.
 
     `refs`: inputs, outputs, shared memory and barriers, in the order of `_kernel`. `add`: _added or _added_apart."""
     q_ref, pages_ref, table_ref, tiles_ref, out_ref, stats_ref, *scratch = refs
     q_smem, k_smem, v_smem, w_smem, out_smem, stats_smem, q_ready, k_ready, v_ready = scratch
-    tile, head, part = lax.axis_index("tile"), lax.axis_index("head"), lax.axis_index("stretch")
+    tile, head, part, side = (lax.axis_index(name) for name in ("tile", "head", "stretch", "side"))
     slot, row, count, position = (tiles_ref[tile, column] for column in range(4))
-    stages, first = k_smem.shape[0], part * stretch
+    (stages, _, width), first = v_smem.shape, part * stretch
     end = jnp.minimum(lax.div(position + count - 1, PLACE) + 1, first + stretch)
     if window is not None:
         first = jnp.maximum(first, lax.div(jnp.maximum(position - window + 1, 0), PLACE))
     steps = end - first
-    at = pl.multiple_of(row * padded, ALIGN)
+    at, left = pl.multiple_of(row * padded, ALIGN), pl.multiple_of(side * width, width)
 
-    def fetch(step, place):
-        rings = ((k_smem.at[place], k_ready.at[place]), (v_smem.at[place], v_ready.at[place]))
-        _fetch(pages_ref, table_ref, slot, head, (first + step) * PLACE, rings)
+    def fetch(step, place, some=slice(None)):
+        keys = 2 * head, pl.ds(0, k_smem.shape[2]), k_smem.at[place], k_ready.at[place]
+        values = 2 * head + 1, pl.ds(left, width), v_smem.at[place], v_ready.at[place]
+        _fetch(pages_ref, table_ref, slot, (first + step) * PLACE, (keys, values)[some])
+
+    early, late = (slice(1), slice(1, None)) if stages == 1 else (None, slice(None))
 
     def walk(step, carry):
-        place = lax.rem(step, stages)
+        place = lax.rem(step, stages) if stages > 1 else lax.div(step, MANY)
         base = (first + step) * PLACE - position  # first position of the place, relative to the tile's first row
         plgpu.barrier_wait(k_ready.at[place])
-        scores = _product(q_smem, k_smem.at[place].transpose((1, 0)), PLACE)
+        scores = _product(q_smem.at[0 if stages > 1 else place], k_smem.at[place].transpose((1, 0)), PLACE)
         (out, peak, mass), weights = _softened(carry, scores, _seen(base, padded, window), soft_cap)
         w_smem[...] = weights.astype(w_smem.dtype)
         plgpu.barrier_wait(v_ready.at[place])
         pl.when(count - base < PLACE)(functools.partial(_clear, v_smem.at[place], count - base))
         plgpu.commit_smem()
+        if early:  # all warps have read the keys
+            pl.when(step + stages < steps)(functools.partial(fetch, step + stages, place, early))
         out = add(out, w_smem, v_smem.at[place])
         plgpu.commit_smem()  # all warps have read this place before the TMA refills it
-        pl.when(step + stages < steps)(functools.partial(fetch, step + stages, place))
+        pl.when(step + stages < steps)(functools.partial(fetch, step + stages, place, late))
         return out, peak, mass
 
     @pl.when((count > 0) & (steps > 0))
     def _():
-        plgpu.copy_gmem_to_smem(q_ref.at[head, pl.ds(at, TILE)], q_smem, q_ready)
+        plgpu.copy_gmem_to_smem(q_ref.at[head, pl.ds(at, TILE)], q_smem.at[0], q_ready)
         for ahead in range(stages):
             pl.when(ahead < steps)(functools.partial(fetch, ahead, ahead))
         plgpu.barrier_wait(q_ready)
-        out, peak, mass = lax.fori_loop(0, steps, walk, _nothing(q_smem.shape[1]))
-        side = lax.broadcasted_iota(jnp.int32, (TILE, STATS), 1)
-        stats_smem[...] = jnp.where(side < STATS // 2, _across(peak, STATS), _across(mass, STATS))
-        _store(count, padded, at, stats_smem, stats_ref.at[part, head])
+        out, peak, mass = lax.fori_loop(0, steps, walk, _nothing(width))
+
+        @pl.when(side == 0)
+        def _():
+            column = lax.broadcasted_iota(jnp.int32, (TILE, STATS), 1)
+            stats_smem[...] = jnp.where(column < STATS // 2, _across(peak, STATS), _across(mass, STATS))
+            _store(count, padded, at, stats_smem, stats_ref.at[part, head])
+
         for index, columns in enumerate(out):
             out_smem[...] = columns
-            _store(count, padded, at, out_smem, out_ref.at[part, head, :, _columns(out_smem, index)])
+            _store(count, padded, at, out_smem, out_ref.at[part, head, :, _columns(out_smem, index, left)])
 
 
-def _fetch(pages_ref, table_ref, slot, head, begin, rings):
-    """Starts the copies of positions begin .. begin + 63 of a slot into the places of keys and of values.
+def _fetch(pages_ref, table_ref, slot, begin, places):
+    """Starts the copies of positions begin .. begin + 63 of a slot into places of keys and of values.
 
-    Entries of the table behind the slot's end may be unmapped, or missing. Some page is read for them, and masked."""
+    `places`: of each the line of a position, its columns, shared memory and barrier. Entries of the table behind the slot's
+    end may be unmapped, or missing. Some page is read for them, and masked."""
     pages, page = pages_ref.shape[:2]
     size = min(page, PLACE)
     for done in range(0, PLACE, size):
         block = jnp.minimum(lax.div(begin + done, page), table_ref.shape[1] - 1)
         number = jnp.clip(table_ref[slot, block], 0, pages - 1)
         some = pl.ds(pl.multiple_of(lax.rem(begin + done, page), size), size)
-        for which, (smem, ready) in enumerate(rings):
-            plgpu.copy_gmem_to_smem(pages_ref.at[number, some, 2 * head + which], smem.at[pl.ds(done, size)], ready)
+        for line, columns, smem, ready in places:
+            plgpu.copy_gmem_to_smem(pages_ref.at[number, some, line, columns], smem.at[pl.ds(done, size)], ready)
 
 
-def _columns(ref, index):
-    """Returns the slice of the columns that `ref` holds in its turn `index`."""
-    return pl.ds(index * ref.shape[1], ref.shape[1])
+def _columns(ref, index, left=0):
+    """Returns the slice of the columns, from `left` on, that `ref` holds in its turn `index`."""
+    return pl.ds(left + index * ref.shape[1], ref.shape[1])
 
 
 def _product(a, b, columns):
@@ -253,11 +272,11 @@ def _across(vector, columns):
     return lax.broadcast_in_dim(vector, (TILE, columns), [0])
 
 
-def _nothing(head_dim):
-    """Returns mixed values (by at most COLUMNS columns), peak and mass before the first place."""
-    width = min(head_dim, COLUMNS)
+def _nothing(values):
+    """Returns mixed values (by at most COLUMNS of the `values` columns), peak and mass before the first place."""
+    width = min(values, COLUMNS)
     return (
-        tuple(jnp.full((TILE, width), 0, jnp.float32) for _ in range(head_dim // width)),
+        tuple(jnp.full((TILE, width), 0, jnp.float32) for _ in range(values // width)),
         jnp.full((TILE,), BIG_NEGATIVE, jnp.float32),
         jnp.full((TILE,), 0, jnp.float32),
     )

@@ -12,10 +12,10 @@ other segments is read beyond those blocks.
   queries of all heads of a key head and makes the gradients of keys and values. Nothing is added by atomics, so equal
   inputs give equal bits.
 
-The two products of 64 x 64 scores, with heads of 128, take a streaming multiprocessor of an H100 about 500 cycles. An
-instruction on each of the scores takes 32 more, and a power 256. So scale and base are one factor, weights are powers of
-2, and a mask is one selection. What is multiplied next lies as the products leave it: the walk over queries has keys as
-its rows.
+Blocks shrink as heads grow, because threads hold a block's sums in registers. The two products of 64 x 64 scores, with
+heads of 128, take a streaming multiprocessor of an H100 about 500 cycles. An instruction on each of the scores takes 32
+more, and a power 256. So scale and base are one factor, weights are powers of 2, and a mask is one selection. What is
+multiplied next lies as the products leave it: the walk over queries has keys as its rows.
 
 Memory beside arguments and results is two numbers for each head and token. Refuses shapes for which `serves` is False.
 """
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_post.kernels.pallas_triton import pl, triton
 
-NEEDS = "bfloat16 or float16, heads of 64 or 128, and rows of a multiple of 64 tokens"
+NEEDS = "bfloat16 or float16, heads of 64, 128, 256 or 512, and rows of a multiple of 64 tokens"
 UNSEEN = -1e30  # raw score of a key that a query does not see; beside one that it sees, the weight is 0
 
 
@@ -69,11 +70,22 @@ def square(size: int) -> Tiles:
 
 BLOCK = 64
 # Two sums of 64 x 128 numbers leave the walk over queries registers for half as many scores.
-TILES = Tiles(forward=Tile(BLOCK, BLOCK), by_queries=Tile(BLOCK, BLOCK), by_keys=Tile(BLOCK // 2, BLOCK))
+NARROW = Tiles(forward=Tile(BLOCK, BLOCK), by_queries=Tile(BLOCK, BLOCK), by_keys=Tile(BLOCK // 2, BLOCK))
+# By head size, such that no register is spilled on GPUs of 163 KB of shared memory and more. SMALL: on those of 99 KB.
+TILES = {
+    64: NARROW,
+    128: NARROW,
+    256: Tiles(Tile(64, 64, warps=8), Tile(64, 32, warps=8), Tile(64, 32, warps=8)),
+    512: Tiles(Tile(64, 32, warps=8), Tile(32, 32, warps=8), Tile(16, 32, warps=8)),
+}
+SMALL = TILES | {
+    256: Tiles(Tile(64, 32, warps=8), Tile(32, 32, warps=8), Tile(32, 32, warps=8)),
+    512: Tiles(Tile(64, 16, warps=8), Tile(32, 16, warps=8), Tile(16, 32, warps=8)),
+}
 
 
 def serves(dtype: Any, heads: int, kv_heads: int, head_dim: int, tokens: int) -> bool:
-    return jnp.dtype(dtype).itemsize == 2 and head_dim in (64, 128) and tokens % BLOCK == 0 and heads % kv_heads == 0
+    return jnp.dtype(dtype).itemsize == 2 and head_dim in TILES and tokens % BLOCK == 0 and heads % kv_heads == 0
 
 
 @dataclass(frozen=True)
@@ -124,7 +136,7 @@ def attention(
     window: int | None,
     soft_cap: float | None,
     saved: str = "attended",
-    tiles: Tiles = TILES,
+    tiles: Mapping[int, Tiles] | Tiles = TILES,
     interpret: bool = False,
 ) -> Float[Array, "B T N H"]:
     """Returns causal attention inside the segments of packed rows.
@@ -134,7 +146,7 @@ def attention(
       scale: above 0.
       window: a query sees its own position and the window - 1 before it.
       saved: name under which a remat policy may keep the output and the log of the mass.
-      tiles: their sizes must divide T.
+      tiles: their sizes must divide T. A mapping has those of each head size.
       interpret: True runs without a device, in any dtype.
 
     Raises:
@@ -142,7 +154,8 @@ def attention(
     """
     if not scale > 0:
         raise ValueError(f"attention: scale={scale} must be above 0; it is 1 over the root of a head's size")
-    how = _How(scale, window, soft_cap, tiles, saved, interpret)
+    chosen = tiles if isinstance(tiles, Tiles) else tiles[q.shape[3]]
+    how = _How(scale, window, soft_cap, chosen, saved, interpret)
     own = None if sinks is None else math.log2(math.e) * sinks.astype(_wide(q))
     return _attention(how, q, k, v, *stretches(segment_ids, window), own)
 

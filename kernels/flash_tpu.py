@@ -25,14 +25,14 @@ from jaxrl_post.kernels.pallas_tpu import MultiHeadMask, splash_attention
 LANES = 128
 OWN = 1024  # most tokens of the side that stays in the chip: it decides how often the other side is read
 OTHER = 512  # most tokens of the side that is walked
-NEEDS = "bfloat16 or float32, and rows of a multiple of 128 tokens"
+NEEDS = "bfloat16 or float32, heads of 64, 128, 256 or 512, and rows of a multiple of 128 tokens"
 
 
 def serves(dtype: Any, heads: int, kv_heads: int, head_dim: int, tokens: int) -> bool:
     return (
         dtype in (jnp.bfloat16, jnp.float32)
         and tokens % LANES == 0
-        and head_dim in (64, 128, 256)
+        and head_dim in (64, 128, 256, 512)
         and heads % kv_heads == 0
     )
 

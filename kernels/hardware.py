@@ -12,6 +12,7 @@ from typing import Any
 PLATFORMS = frozenset({"cpu", "cuda", "tpu"})  # as `platform_dependent` names them
 HOPPER = 9  # major compute capability: wgmma exists there alone
 AMPERE = 8  # the first whose tensor cores multiply bfloat16
+ROOMY = frozenset({"8.0", "9.0", "10.0", "10.3"})  # a block has 163 KB of shared memory or more; of others 99 are sure
 FIRST_TPU = 5
 
 

@@ -16,7 +16,13 @@ from traffic import Kernel
 
 LANES = 128
 TPU_OWN, TPU_OTHER = 1024, 512
-GPU_TILES = {"forward": (64, 64), "queries": (64, 64), "keys": (32, 64)}  # queries and keys of a pair (flash_gpu.TILES)
+_NARROW = {"forward": (64, 64), "queries": (64, 64), "keys": (32, 64)}
+GPU_TILES = {  # by head size: queries and keys of a pair (flash_gpu.TILES)
+    64: _NARROW,
+    128: _NARROW,
+    256: {"forward": (64, 64), "queries": (64, 32), "keys": (64, 32)},
+    512: {"forward": (64, 32), "queries": (32, 32), "keys": (16, 32)},
+}
 PRODUCTS = {"forward": 2, "queries": 3, "keys": 4}  # of a pair of blocks
 
 
@@ -51,7 +57,7 @@ def given_keys(given: Sequence[Array], tokens: int, head: int) -> int:
 def _flash(walk: str) -> Kernel:
     def cost(given: Sequence[Array], made: Sequence[Array]) -> tuple[float, float]:
         (rows, tokens, heads, head), keys = given[0].dims, given[1].dims[2]
-        tile = GPU_TILES[walk]
+        tile = GPU_TILES[head][walk]
         found, walked = rows * heads * pairs(tokens, *tile), tile[walk != "keys"]
         block = walked * head * given[0].dtype_bytes
         flops = PRODUCTS[walk] * 2.0 * tile[0] * tile[1] * head * found
@@ -76,6 +82,7 @@ GPU_PLACE = 64  # positions that the paged kernel of GPUs loads at once (kernels
 TPU_POSITIONS = 256  # that the paged kernel of TPUs multiplies at once (kernels/attention_tpu.py)
 TPU_ROWS = 64  # of its largest tile, whose rows its name tells
 GPU_TILE = 64  # rows of a tile of the paged kernel of GPUs, each a row of the program and a query head
+GPU_VALUES = 256  # columns of the values of a block of its grid, which makes all scores
 STRETCH = 1024  # positions of one block of its grid, at least
 STRETCHES = 8
 Ends = Callable[[int], Sequence[float]]  # rows that share their pages -> positions that each such group reads
@@ -117,7 +124,8 @@ def _tiled(
 ) -> tuple[float, float]:
     """Reads whole places. Each stretch that a group reaches writes values and sums in float32, of the group's own rows.
 
-    Queries count once: tiles load 64 rows each, and those of neighbours overlap in the cache of the device.
+    Queries count once: tiles load 64 rows each, and those of neighbours overlap in the cache of the device. So do keys, which
+    two blocks load for heads of 512. Both make the scores.
     """
     queries, pages, table = given[:3]
     (keys, _, head), (_, page, _, _) = queries.dims, pages.dims
@@ -128,4 +136,5 @@ def _tiled(
     turns = sum(-(-end // stretch) for end in groups)
     own = made[0].dims[2] / max(1, len(groups))  # rows of a group, each a row of the program and a query head
     near = queries.bytes + turns * keys * own * (head + 32) * 4
-    return 4.0 * GPU_TILE * head * keys * sum(groups), float(read + (0 if pages_alone else near))
+    products = 1 + -(-head // GPU_VALUES)
+    return 2.0 * products * GPU_TILE * head * keys * sum(groups), float(read + (0 if pages_alone else near))

@@ -78,6 +78,7 @@ def short_stretches(monkeypatch):
     [
         (dict(), dict()),
         (dict(K=1, G=5, H=256, page=16, length=208), dict(window=70, soft_cap=2.0)),
+        (dict(K=1, G=2, H=512, counts=((0, 130, 1), (1, 10, 3)), length=192, dead=1), dict(window=100, soft_cap=2.0)),
         *(
             pytest.param(*given, marks=ALSO)
             for given in (
@@ -96,6 +97,7 @@ def short_stretches(monkeypatch):
     ids=[
         "ragged",
         "wide heads, small pages",
+        "two sides of values",
         "window and cap",
         "long window",
         "single heads",
@@ -139,6 +141,7 @@ SHAPES = [
     dict(),
     pytest.param(dict(K=1, H=256, page=16), marks=ALSO),
     pytest.param(dict(K=1, H=256, page=128), marks=ALSO),
+    pytest.param(dict(K=1, H=512, page=32), marks=ALSO),
 ]
 
 
@@ -182,24 +185,30 @@ def test_stale_entries_may_be_infinite(shape, short_stretches):
     assert base.tobytes() == _kernel(q, ruined, rows, **HOW).tobytes()
 
 
-def _fetch_whole_pages(pages_ref, table_ref, slot, head, begin, rings):
-    REAL_FETCH(pages_ref, table_ref, slot, head, begin - lax.rem(begin, pages_ref.shape[1]), rings)
+def _fetch_whole_pages(pages_ref, table_ref, slot, begin, places):
+    REAL_FETCH(pages_ref, table_ref, slot, begin - lax.rem(begin, pages_ref.shape[1]), places)
 
 
-def _fetch_a_page_late(pages_ref, table_ref, slot, head, begin, rings):
-    REAL_FETCH(pages_ref, table_ref, slot, head, begin + pages_ref.shape[1], rings)
+def _fetch_a_page_late(pages_ref, table_ref, slot, begin, places):
+    REAL_FETCH(pages_ref, table_ref, slot, begin + pages_ref.shape[1], places)
 
 
-def _the_same_columns_twice(ref, index):
-    return pl.ds(0, ref.shape[1])
+def _the_same_columns_twice(ref, index, left=0):
+    return pl.ds(left, ref.shape[1])
+
+
+def _the_first_values_twice(pages_ref, table_ref, slot, begin, places):
+    some = (pl.ds(0, smem.shape[-1]) for _, _, smem, _ in places)
+    REAL_FETCH(pages_ref, table_ref, slot, begin, [(a, at, *b) for (a, _, *b), at in zip(places, some, strict=True)])
 
 
 REAL_FETCH = attention_gpu._fetch
 FAULTS = {
-    "the second half of a page is never read": (128, "_fetch", _fetch_whole_pages),
-    "pages are one too late": (16, "_fetch", _fetch_a_page_late),
-    "columns are those of the first accumulator": (64, "_columns", _the_same_columns_twice),
-    "values behind the last row stay": (16, "_clear", lambda values, left: None),
+    "the second half of a page is never read": (256, 128, "_fetch", _fetch_whole_pages),
+    "pages are one too late": (256, 16, "_fetch", _fetch_a_page_late),
+    "columns are those of the first accumulator": (256, 64, "_columns", _the_same_columns_twice),
+    "values behind the last row stay": (256, 16, "_clear", lambda values, left: None),
+    "both sides mix the first values": (512, 64, "_fetch", _the_first_values_twice),
 }
 
 
@@ -207,9 +216,9 @@ FAULTS = {
 @ALSO
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_seen(fault, monkeypatch):
-    page, name, faulty = FAULTS[fault]
+    H, page, name, faulty = FAULTS[fault]
     monkeypatch.setattr(attention_gpu, name, faulty)
-    q, cache, rows = _case(K=1, H=256, page=page, counts=((0, 130, 1),), dead=0)
+    q, cache, rows = _case(K=1, H=H, page=page, counts=((0, 130, 1),), dead=0)
     cache = attention.Cache(cache.pages.at[-1, :, 1::2].set(jnp.nan))  # what tables without a page read
     assert not _near_the_reference(_kernel(q, cache, rows, **HOW), q, cache, rows, **HOW)
 

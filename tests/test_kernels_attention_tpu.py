@@ -61,6 +61,10 @@ CASES = {
     "ragged": (dict(), dict()),
     "heads of 64, window and cap": (dict(K=2, H=64), dict(window=20, soft_cap=2.0)),
     "heads of 256, long window": (dict(H=256, G=7, page=64, blocks=5, dead=0), dict(window=200)),
+    "heads of 512, window and cap": (
+        dict(K=2, H=512, G=4, counts=((0, 130, 1), (1, 250, 9))),
+        dict(window=20, soft_cap=2.0),
+    ),
     "tiles of four rows": (dict(K=2, G=16, page=256, blocks=3), dict()),
     "single heads of 64": (dict(K=4, G=1, H=64, page=8, blocks=40), dict(soft_cap=5.0)),
     "one tile a row": (dict(G=60, page=128, blocks=4), dict(window=7)),
@@ -271,7 +275,7 @@ def test_a_planted_fault_is_caught(fault, monkeypatch):
 # ---- what is lowered and chosen
 
 
-@pytest.mark.parametrize("shape", [dict(), dict(K=2, H=64), dict(K=2, H=256, page=8, blocks=40)], ids=str)
+@pytest.mark.parametrize("shape", [dict(), dict(K=2, H=64), dict(K=2, H=512, page=8, blocks=40)], ids=str)
 @pytest.mark.parametrize("sinks", [None, SINKS], ids=["plain", "sinks"])
 def test_it_is_lowered_for_tpu(shape, sinks):
     q, cache, rows = case(**shape)
@@ -293,6 +297,7 @@ def test_it_is_lowered_for_tpu(shape, sinks):
         ((14, 2, 64, 64), True),
         ((32, 8, 64, 16), True),
         ((16, 8, 256, 256), True),
+        ((32, 4, 512, 64), True),
         ((7, 1, 64, 64), False),  # one row a position, and words hold two
         ((28, 4, 96, 64), False),
         ((28, 4, 128, 24), False),

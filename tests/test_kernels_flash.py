@@ -14,6 +14,7 @@ from jaxrl_post.trainer import attention
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 EXACT, SINGLE, SEEN = 1e-12, 5e-6, 1e-2
 GPU = functools.partial(flash_gpu.attention, tiles=flash_gpu.square(16), interpret=True)
+WIDE = functools.partial(flash_gpu.attention, interpret=True)
 TPU = functools.partial(flash_tpu.attention, interpret=True)
 TOKENS = {GPU: 64, TPU: 256}
 CASES = [dict(window=None, soft_cap=None), dict(window=21, soft_cap=None), dict(window=None, soft_cap=1.5)]
@@ -31,10 +32,10 @@ def case(T, dtype=np.float32, N=4, K=2, H=8):
     return [jnp.asarray(x) for x in parts], jnp.asarray(np.where(ids == 5, 0, ids), jnp.int32)
 
 
-def results(form, T, dtype=np.float32, **how):
+def results(form, T, dtype=np.float32, H=8, **how):
     """The output and the gradients by q, k and v."""
     with jax.enable_x64(dtype == np.float64):
-        (*given, slope), ids = case(T, dtype)
+        (*given, slope), ids = case(T, dtype, H=H)
         run = functools.partial(form, scale=0.4, **how)
 
         def both(q, k, v):
@@ -42,6 +43,14 @@ def results(form, T, dtype=np.float32, **how):
             return out, *back(slope)
 
         return [np.asarray(x) for x in jax.jit(both)(*given)]
+
+
+@pytest.mark.parametrize("form, T, H", [(WIDE, 128, 256), (WIDE, 64, 512), (TPU, 128, 512)], ids=["gpu", "gpu", "tpu"])
+def test_wide_heads(form, T, H):
+    """With the tiles of a run, where they differ by head size."""
+    dtype, bound = (np.float64, EXACT) if form is WIDE else (np.float32, SINGLE)
+    how = dict(H=H, window=50, soft_cap=2.0)
+    assert far(results(form, T, dtype, **how), results(reference, T, dtype, **how)) <= bound
 
 
 def sink_results(form, T, dtype=np.float32, **how):
@@ -162,10 +171,12 @@ def test_stretches_by_hand():
     [
         (flash_gpu, ("bfloat16", 28, 4, 128, 4096), True),
         (flash_gpu, ("float32", 28, 4, 128, 4096), False),
-        (flash_gpu, ("bfloat16", 28, 4, 256, 4096), False),
+        (flash_gpu, ("bfloat16", 32, 4, 512, 4096), True),
+        (flash_gpu, ("bfloat16", 28, 4, 192, 4096), False),
         (flash_gpu, ("bfloat16", 28, 4, 128, 4100), False),
         (flash_tpu, ("bfloat16", 14, 2, 64, 4096), True),
         (flash_tpu, ("float32", 8, 4, 256, 1024), True),
+        (flash_tpu, ("bfloat16", 32, 4, 512, 4096), True),
         (flash_tpu, ("bfloat16", 8, 4, 128, 192), False),
         (flash_tpu, ("float64", 8, 4, 128, 256), False),
     ],

@@ -127,6 +127,9 @@ def test_pages_that_the_engine_reads_by_hand():
     assert kernel(given, made)[1] == pages + queries + sums and shared == [8]
     alone = kernel_costs.paged(lambda rows: [100] * 256, 256, pages_alone=True)["mosaic_gpu.*attend"]
     assert alone(given, made)[1] == pages
+    assert alone(given, made)[0] == 256 * 4 * (2 + 2) * 64 * 128 * 128  # scores, and mixed values, of 128 positions
+    wide = array("bf16", 4, 2112, 512), array("bf16", 100, 64, 8, 512), *given[2:]
+    assert alone(wide, made)[0] == 256 * 4 * (2 * 2 + 2) * 64 * 128 * 512  # two blocks make the scores
 
 
 def test_pages_that_the_engine_reads_on_tpu_by_hand():
@@ -146,9 +149,10 @@ def test_pages_that_the_engine_reads_on_tpu_by_hand():
 
 def test_packed_rows_on_gpu_by_hand():
     """128 tokens are 6 pairs of 32 queries and 64 keys, and 3 pairs of 64 and 64, for each of 4 heads."""
-    tiles = flash_gpu.TILES
-    found = {"forward": tiles.forward, "queries": tiles.by_queries, "keys": tiles.by_keys}
-    assert {walk: (tile.queries, tile.keys) for walk, tile in found.items()} == kernel_costs.GPU_TILES
+    assert flash_gpu.TILES.keys() == kernel_costs.GPU_TILES.keys()
+    for head, tiles in flash_gpu.TILES.items():
+        found = {"forward": tiles.forward, "queries": tiles.by_queries, "keys": tiles.by_keys}
+        assert {walk: (tile.queries, tile.keys) for walk, tile in found.items()} == kernel_costs.GPU_TILES[head]
     q, k = (compiled_text.Array("bf16", (1, 128, heads, 128)) for heads in (4, 2))
     flops, moved = kernel_costs.PACKED_ROWS["flash_backward_keys"]((q, k, k), (k, k))
     assert flops == 4 * 2 * (32 * 64 * 128) * (4 * 6)

@@ -17,7 +17,8 @@ from jaxrl_post.trainer import attention
 
 FAR = 1e-2  # 2-norm over 2-norm: bfloat16 keeps 8 bits, and each weight and each result is rounded once
 CASES = {"plain": dict(window=None, soft_cap=None), "window": dict(window=150, soft_cap=30.0)}
-SHAPES = ((2, 1024, 12, 2, 128), (2, 512, 14, 2, 64))  # rows, tokens, query heads, key-value heads, numbers of each
+# Rows, tokens, query heads, key-value heads, numbers of each.
+SHAPES = ((2, 1024, 12, 2, 128), (2, 512, 14, 2, 64), (1, 512, 16, 4, 256), (1, 512, 8, 2, 512))
 LENGTHS = (4096, 8192)
 HEADS = (28, 4, 128)
 # Sides, warps and stages that the compiler takes for heads of 128 without spilling a register, beside those of a run.
@@ -111,7 +112,7 @@ def times(part: Part, kernel: Callable = flash_gpu.attention, lengths: Sequence 
 
 
 def tiles(
-    part: Part, candidates: Mapping = CANDIDATES, tokens: int = LENGTHS[0], heads=HEADS, base=flash_gpu.TILES, **how
+    part: Part, candidates: Mapping = CANDIDATES, tokens: int = LENGTHS[0], heads=HEADS, base=flash_gpu.NARROW, **how
 ) -> None:
     """Times one row of one segment with other tiles of one kernel: forward alone, or with backward.
 
