@@ -13,7 +13,7 @@ import pytest
 
 from jaxrl_post.engine import recurrent_rows
 from jaxrl_post.engine.recurrent_rows import SlotRows
-from jaxrl_post.kernels import recurrent
+from jaxrl_post.kernels import recurrent, recurrent_tpu
 from jaxrl_post.models.cache_kinds import RecurrentState
 from jaxrl_post.models.gated_delta import Inputs
 
@@ -138,3 +138,18 @@ def test_no_plan_of_the_steps_changes_a_bit(platform, seed):
     """Drafts are rejected at every place, budgets cut prompts, and requests move between slots."""
     found = Engine(platform, seed).all(restarts=0.08)
     assert all(np.array_equal(own, other) for own, other in zip(found, plain(platform), strict=True))
+
+
+@pytest.mark.parametrize("counts", [(3, 0, 9, 1, 0), (0, 0, 0, 2, 2), (0, 0, 0, 0, 0)], ids=str)
+def test_a_walk_on_tpu_fetches_each_state_once_and_no_pending_row_for_nothing(counts):
+    """The pipeline fetches a block when its index differs from that of the visit before."""
+    counts, again = np.array(counts), np.array([2, 5, 0, 1, 0])
+    plan = recurrent.Plan(*(jnp.asarray(x, jnp.int32) for x in (counts, again * (counts > 0), counts, counts, counts)))
+    walk, number = recurrent_tpu.visits(plan)
+    assert number == max(1, np.sum(counts > 0))
+    visits = np.arange(int(number))
+    states, pending = (np.asarray(at(0, visits, *walk)[0]) for at in (recurrent_tpu.state_at, recurrent_tpu.pending_at))
+    if counts.any():
+        assert states.tolist() == np.flatnonzero(counts).tolist()
+        fetched = [slot for slot, before in zip(pending, [-1, *pending[:-1]], strict=True) if slot != before]
+        assert fetched == [slot for slot in states if again[slot]]
