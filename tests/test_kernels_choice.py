@@ -135,5 +135,10 @@ def test_what_multiplies_rows_with_experts_is_said(one, dtype, sides, said):
     ],
 )
 def test_what_walks_recurrent_rows_is_said(one, sides, ways, said):
-    line = choice.recurrent_line(one, RecurrentState(16, 32, *sides, 4), ways=ways, rows=256)
+    line = choice.recurrent_line(
+        one,
+        RecurrentState(key_heads=16, value_heads=32, key_dim=sides[0], value_dim=sides[1], width=4),
+        ways=ways,
+        rows=256,
+    )
     assert said in line and bool(said) == bool(line)
