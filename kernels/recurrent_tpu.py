@@ -19,7 +19,7 @@ from jaxrl_post.kernels.pallas_tpu import pl, pltpu
 
 LANES = 128
 BLOCK, LEAST = 16, 8  # value heads of a block, and key heads of one at least, where it has not all
-MEMORY = 96 << 20  # of the chip, that a kernel may use
+MEMORY = 56 << 20  # of the chip, that a kernel may use
 MOST_ROWS = 512
 NEEDS = f"float32 states whose sides are {LANES}, and at most {MOST_ROWS} rows"
 
