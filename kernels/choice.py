@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_post.kernels import attention, flash_gpu, flash_tpu, grouped, hardware, verify
+from jaxrl_post.kernels import attention, flash_gpu, flash_tpu, grouped, hardware, recurrent, verify
 
 OF_PACKED_ROWS = {"tpu": flash_tpu, "cuda": flash_gpu}
 
@@ -79,3 +79,21 @@ def experts_line(device: Any, dtype: Any, *, embed: int, ffw: int) -> str:
         f"the {platform} kernel needs {kernel.NEEDS}; here are {jnp.dtype(dtype).name} and matrices of {embed} x {ffw}"
     )
     return f"kernels: ragged_dot multiplies rows with experts, on a GPU with all of them, because {reason}"
+
+
+def recurrent_line(device: Any, kind: Any, *, ways: int, rows: int) -> str:
+    """Returns the line that says why jnp walks recurrent rows on an accelerator, or nothing.
+
+    kind: a models.cache_kinds.RecurrentState, whose heads are divided over `ways` devices. rows: of a step.
+    """
+    if device.platform == "cpu":
+        return ""
+    platform = "tpu" if device.platform == "tpu" else "cuda"
+    kernel, reason = recurrent.KERNELS[platform], hardware.without_kernels(device)
+    heads = kind.key_heads // ways, kind.value_heads // ways
+    if not reason and kernel.serves(rows, *heads, kind.key_dim, kind.value_dim):
+        return ""
+    reason = reason or (
+        f"the {platform} kernel needs {kernel.NEEDS}; here are states of {kind.key_dim} x {kind.value_dim} and {rows} rows"
+    )
+    return f"kernels: jnp walks recurrent rows and moves all states in every turn, because {reason}"

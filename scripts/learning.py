@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import operator
 import resource
 import tempfile
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from jaxrl_post import config
 from jaxrl_post.data import prompts
 from jaxrl_post.runs import rollout_log
 
+_DRAFTED = ("--config.steps=15", "--config.eval.prompts=0", "--config.eval.every=0", "--config.checkpoint.every=0")
+_EPOCH = 5  # steps of 64 prompts until each of the 320 has been seen
 CONTROLS = {"learning_rate_0": ("--config.optimizer.lr=0.0",), "shuffled_rewards": ("--config.reward.shuffle=true",)}
 
 
@@ -78,3 +82,45 @@ def learns_nothing(record, name: str, found: dict) -> None:
     record.figure(f"{name}.mean_at_4.before", found["before"]["mean_at_4"])
     for kind in ("mean_at_4", "greedy"):
         record.figure(f"{name}.{kind}.gain", found["after"][kind] - found["before"][kind], at_most=0.0299)
+
+
+def drafts(record, *same: str, timeout_s: float) -> dict:
+    """Trains with drafts and without on 320 prompts, and compares all rollouts, the exported weights and the engine's steps.
+
+    Rows are free in the cost table, as where memory is the bound. `same`: what makes the run one of a demo.
+    """
+    texts, weights, rows = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "free.json"
+        table.write_text(json.dumps({"figures": {"step_s": {"64": 1.0, "128": 1.0}}}))
+        flags = (*same, *_DRAFTED, f"--config.engine.cost_table={table}")
+        for number, more in enumerate(((), ("--config.speculation=default",))):
+            place = Path(folder) / str(number)
+            trained.run(record, "configs/demo/speculation.py", place, "", *flags, *more, timeout_s=timeout_s)
+            groups = [one for file in sorted((place / "rollouts").glob("*.npz")) for one in rollout_log.read(file)]
+            texts.append({rollout.id: rollout for group in groups for rollout in group.rollouts})
+            weights.append((place / "policy" / "model.safetensors").read_bytes())
+            rows.append(trained.rows(place, "rows/steps"))
+    parts = operator.attrgetter("tokens", "logprobs", "entropies", "versions", "kept.ids")
+    bits = [{name: [part.tobytes() for part in parts(one)] for name, one in some.items()} for some in texts]
+    on, off = ([row["rows/steps"] for row in some] for some in rows)
+    return {
+        "tokens": sum(map(len, texts[0].values())),
+        "recorded_words": sum(one.kept.ids.size for one in texts[0].values()),
+        "rollouts_with_other_bits": sum(bits[0].get(name) != bits[1].get(name) for name in bits[0] | bits[1]),
+        "other_weights": weights[0] != weights[1],
+        "accepted": sum(row["spec/num_accepted"] for row in rows[0]),
+        "engine_steps_off_over_on": sum(off) / sum(on),
+        "engine_steps_off_over_on_after_an_epoch": sum(off[_EPOCH:]) / sum(on[_EPOCH:]),
+    }
+
+
+def drafts_save_steps(record, found: dict, *, times: float) -> None:
+    """Writes the figures of `drafts`. times: engine steps without drafts over those with them, at least."""
+    record.figure("drafts.tokens", found["tokens"], at_least=50_000)
+    record.figure("drafts.accepted", found["accepted"], at_least=1)
+    record.figure("drafts.rollouts_with_other_bits", found["rollouts_with_other_bits"], equals=0)
+    record.figure("drafts.other_weights", found["other_weights"], equals=False)
+    record.figure("drafts.engine_steps_off_over_on", found["engine_steps_off_over_on"], at_least=times)
+    after = "engine_steps_off_over_on_after_an_epoch"
+    record.figure(f"drafts.{after}", found[after])

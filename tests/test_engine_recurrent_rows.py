@@ -1,7 +1,10 @@
 """Recurrent layers under the row engine: the bits of a row, however slots, drafts, budgets and restarts divide the steps.
 
-The twin computes each text by itself: the convolution and the rule by loops in numpy's float64.
+The twin computes each text by itself: the convolution and the rule by loops in numpy's float64. The loop in jnp and both
+kernels, which are interpreted, are held to it.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +13,14 @@ import pytest
 
 from jaxrl_post.engine import recurrent_rows
 from jaxrl_post.engine.recurrent_rows import SlotRows
+from jaxrl_post.kernels import recurrent, recurrent_tpu
 from jaxrl_post.models.cache_kinds import RecurrentState
 from jaxrl_post.models.gated_delta import Inputs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 S, R, C, T, H, K, V, W = 3, 5, 3, 24, 2, 4, 3, 4
+PLATFORMS = ("cpu", *recurrent.KERNELS)
 KIND = RecurrentState(key_heads=1, value_heads=H, key_dim=K, value_dim=V, width=W)
 D = KIND.inputs
 NOISE = np.random.default_rng(0)
@@ -30,9 +35,21 @@ def parted(x) -> Inputs:
     return Inputs(*(part.reshape(len(x), -1, size) for part, size in zip(jnp.split(x, [K, 2 * K], axis=-1), (K, K, V))))
 
 
-@jax.jit
-def run(cache, rows, x, decays, slot):
-    return recurrent_rows.read(cache, rows, slot, parted(x), *decays, parted(WEIGHTS))
+@functools.cache
+def compiled(platform):
+    """Returns `read` with the platform's kernel, interpreted. Of a CPU it is the loop in jnp."""
+
+    def run(cache, rows, x, decays, slot):
+        chosen = recurrent.walk
+        if platform in recurrent.KERNELS:
+            walk = functools.partial(recurrent.KERNELS[platform].walk, interpret=True)
+            recurrent.walk = lambda state, pending, tokens, plan, *_: walk(state, pending, tokens, plan)
+        try:
+            return recurrent_rows.read(cache, rows, slot, parted(x), *decays, parted(WEIGHTS))
+        finally:
+            recurrent.walk = chosen
+
+    return jax.jit(run)
 
 
 def twin(text) -> np.ndarray:
@@ -53,8 +70,8 @@ def twin(text) -> np.ndarray:
 class Engine:
     """The host's side of a row engine: which rows each slot has in a step, and which drafts are right."""
 
-    def __init__(self, seed: int | None, most: int = C):
-        self.dice = None if seed is None else np.random.default_rng(seed)
+    def __init__(self, platform: str, seed: int | None, most: int = C):
+        self.run, self.dice = compiled(platform), None if seed is None else np.random.default_rng(seed)
         self.most = most
         self.cache = recurrent_rows.empty(S, C, KIND, jnp.float32)
         self.cache = jax.tree.map(lambda x: jnp.full_like(x, 7), self.cache)  # what another request left
@@ -80,7 +97,7 @@ class Engine:
                     own[filled + j] = self.dice.normal(size=theirs.shape[1]) if wrong else theirs[done + j]
                 slot[filled + j] = s
             filled, free = filled + count, free - count
-        out, self.cache = run(self.cache, SlotRows(*map(jnp.asarray, first)), x, (g, beta), slot)
+        out, self.cache = self.run(self.cache, SlotRows(*map(jnp.asarray, first)), x, (g, beta), slot)
         for s, (text, done) in list(running.items()):
             self.out[text][done : done + right[s]] = np.asarray(out)[first[0, s] : first[0, s] + right[s]]
             running[s][1] += right[s]
@@ -103,19 +120,36 @@ class Engine:
         return self.out
 
 
-@pytest.fixture(scope="module")
-def plain():
-    return Engine(None).all()
+@functools.cache
+def plain(platform):
+    return Engine(platform, None).all()
 
 
-def test_the_rows_are_those_of_the_twin(plain):
-    for own, text in zip(plain, TEXTS, strict=True):
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_rows_are_those_of_the_twin(platform):
+    for own, text in zip(plain(platform), TEXTS, strict=True):
         exact = twin(text)
         assert np.abs(own - exact).max() < 2e-5 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_plan_of_the_steps_changes_a_bit(plain, seed):
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_no_plan_of_the_steps_changes_a_bit(platform, seed):
     """Drafts are rejected at every place, budgets cut prompts, and requests move between slots."""
-    found = Engine(seed).all(restarts=0.08)
-    assert all(np.array_equal(own, other) for own, other in zip(found, plain, strict=True))
+    found = Engine(platform, seed).all(restarts=0.08)
+    assert all(np.array_equal(own, other) for own, other in zip(found, plain(platform), strict=True))
+
+
+@pytest.mark.parametrize("counts", [(3, 0, 9, 1, 0), (0, 0, 0, 2, 2), (0, 0, 0, 0, 0)], ids=str)
+def test_a_walk_on_tpu_fetches_each_state_once_and_no_pending_row_for_nothing(counts):
+    """The pipeline fetches a block when its index differs from that of the visit before."""
+    counts, again = np.array(counts), np.array([2, 5, 0, 1, 0])
+    plan = recurrent.Plan(*(jnp.asarray(x, jnp.int32) for x in (counts, again * (counts > 0), counts, counts, counts)))
+    walk, number = recurrent_tpu.visits(plan)
+    assert number == max(1, np.sum(counts > 0))
+    visits = np.arange(int(number))
+    states, pending = (np.asarray(at(0, visits, *walk)[0]) for at in (recurrent_tpu.state_at, recurrent_tpu.pending_at))
+    if counts.any():
+        assert states.tolist() == np.flatnonzero(counts).tolist()
+        fetched = [slot for slot, before in zip(pending, [-1, *pending[:-1]], strict=True) if slot != before]
+        assert fetched == [slot for slot in states if again[slot]]

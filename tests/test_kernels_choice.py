@@ -9,6 +9,7 @@ import pytest
 import test_kernels_attention_gpu as gpu
 
 from jaxrl_post.kernels import attention, choice, hardware, verify
+from jaxrl_post.models.cache_kinds import RecurrentState
 
 SHAPE = dict(heads=28, kv_heads=4, head_dim=128, page=64, rows=256, vocab=152064)
 
@@ -113,4 +114,35 @@ def test_a_program_for_an_older_gpu_holds_no_kernel():
 )
 def test_what_multiplies_rows_with_experts_is_said(one, dtype, sides, said):
     line = choice.experts_line(one, dtype, **sides)
+    assert said in line and bool(said) == bool(line)
+
+
+@pytest.mark.parametrize(
+    "one, sides, ways, said",
+    [
+        (CPU, (16, 16), 1, ""),
+        (V5E, (128, 128), 1, ""),
+        (H100, (128, 128), 4, ""),
+        (
+            V5E,
+            (16, 16),
+            1,
+            "the tpu kernel needs float32 states whose sides are 128, and at most 512 rows; here are states",
+        ),
+        (
+            H100,
+            (16, 128),
+            1,
+            "the cuda kernel needs float32 states whose sides are 64 or 128; here are states of 16 x 128",
+        ),
+        (T4, (128, 128), 1, "because the kernels are written for compute capability 9.0"),
+    ],
+)
+def test_what_walks_recurrent_rows_is_said(one, sides, ways, said):
+    line = choice.recurrent_line(
+        one,
+        RecurrentState(key_heads=16, value_heads=32, key_dim=sides[0], value_dim=sides[1], width=4),
+        ways=ways,
+        rows=256,
+    )
     assert said in line and bool(said) == bool(line)

@@ -8,7 +8,7 @@ them stood, or in how many steps a prompt was computed.
 Which pending rows were accepted follows from positions alone: those before the slot's first new row. A slot whose first
 new row has position 0 begins with zeros, whatever another request left there.
 
-No engine has such layers yet: models with a recurrent state are refused. The state kind of models/cache_kinds.py is to come.
+kernels/recurrent.py walks the rows where the platform has a kernel. Elsewhere the loop `by_turns` does.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxrl_post.kernels import hardware, recurrent
 from jaxrl_post.models import gated_delta
 from jaxrl_post.models.cache_kinds import RecurrentState
-from jaxrl_post.models.gated_delta import Inputs, Tokens
+from jaxrl_post.models.gated_delta import Changes, Inputs, Tokens
 
 
 class Recurrent(NamedTuple):
@@ -30,13 +31,13 @@ class Recurrent(NamedTuple):
 
     - state: behind `start` settled rows, float32
     - start: int32, the position of the first pending row
-    - pending, inputs: of the rows from `start` on: what the rule reads, and what the convolution reads, [S, C, heads, size]
+    - pending, inputs: of the rows from `start` on: what moves the state, and what the convolution reads, [S, C, heads, size]
     - tail: the inputs of the convolution at the W - 1 positions before `start`, [S, W - 1, heads, size]
     """
 
     state: Float[Array, "S H K V"]
     start: Int[Array, " S"]
-    pending: Tokens
+    pending: Changes
     inputs: Inputs
     tail: Inputs
 
@@ -58,16 +59,16 @@ class SlotRows(NamedTuple):
 
 def empty(slots: int, drafted: int, kind: RecurrentState, dtype: Any) -> Recurrent:
     """Returns a cache of zeros. dtype: of the convolution's inputs. States and what the rule reads are float32."""
-    S, C, H, keys = slots, drafted, kind.value_heads, (kind.value_heads, kind.key_dim)
+    S, C, H = slots, drafted, kind.value_heads
     values, shared = (H, kind.value_dim), (kind.key_heads, kind.key_dim)
 
     def inputs(rows: int) -> Inputs:
         return Inputs(*(jnp.zeros((S, rows, *each), dtype) for each in (shared, shared, values)))
 
     return Recurrent(
-        state=jnp.zeros((S, *keys, kind.value_dim), jnp.float32),
+        state=jnp.zeros((S, H, kind.key_dim, kind.value_dim), jnp.float32),
         start=jnp.zeros(S, jnp.int32),
-        pending=Tokens(*(jnp.zeros((S, C, *each), jnp.float32) for each in (keys, keys, values, (H,), (H,)))),
+        pending=Changes(*(jnp.zeros((S, C, *each), jnp.float32) for each in (shared, values, (H,), (H,)))),
         inputs=inputs(C),
         tail=inputs(kind.width - 1),
     )
@@ -97,6 +98,7 @@ def read(
     g: Float[Array, "R H"],
     beta: Float[Array, "R H"],
     weights: Inputs,
+    platforms: frozenset[str] = hardware.PLATFORMS,
 ) -> tuple[Float[Array, "R H V"], Recurrent]:
     """Returns what each row reads, in float32, and the cache behind the step's settled rows.
 
@@ -104,9 +106,10 @@ def read(
       slot: of each row.
       inputs: of the rows, [R, heads, size], in the dtype of the cache's.
       weights: of the convolution, [W, heads, size], float32.
+      platforms: those whose kernel may be used.
     """
     made = Inputs(*(convolve(cache, rows, name, getattr(inputs, name), slot, getattr(weights, name)) for name in "qkv"))
-    return advance(cache, rows, gated_delta.tokens(made, g, beta), inputs)
+    return advance(cache, rows, gated_delta.keyed(made, g, beta), inputs, platforms)
 
 
 def convolve(
@@ -124,38 +127,53 @@ def convolve(
 
 
 def advance(
-    cache: Recurrent, rows: SlotRows, tokens: Tokens, inputs: Inputs
+    cache: Recurrent, rows: SlotRows, tokens: Tokens, inputs: Inputs, platforms: frozenset[str] = hardware.PLATFORMS
 ) -> tuple[Float[Array, "R H V"], Recurrent]:
-    """Returns what each row reads, and the cache behind the step's settled rows. tokens, inputs: of the R rows.
+    """Returns what each row reads, and the cache behind the step's settled rows. Rows of no slot read zeros.
 
-    The loop has as many turns as the slot with the most rows needs, accepted ones included. Of a slot without rows nothing
-    changes.
+    Args:
+      tokens, inputs: of the R rows. Queries and keys are those of the key heads.
+      platforms: those whose kernel may be used.
     """
-    S, C = cache.inputs.v.shape[:2]
-    again, R = accepted(cache, rows), len(tokens.v)
-    begins = (rows.position == 0) & (rows.count > 0)
-    start = jnp.where(begins[:, None, None, None], 0, cache.state)
+    begins = ((rows.position == 0) & (rows.count > 0)).astype(jnp.int32)
+    plan = recurrent.Plan(rows.first, accepted(cache, rows), rows.count, rows.settled, begins)
+    base, out = recurrent.walk(cache.state, cache.pending, tokens, plan, by_turns, platforms)
+    at = jnp.arange(len(out))[:, None]
+    real = jnp.any((at >= rows.first) & (at < rows.first + rows.count), axis=1)
+    return jnp.where(real[:, None, None], out, 0), _moved(cache, rows, tokens, inputs, base)
+
+
+def by_turns(
+    state: Float[Array, "S H K V"], pending: Changes, tokens: Tokens, plan: recurrent.Plan
+) -> tuple[Float[Array, "S H K V"], Float[Array, "R H V"]]:
+    """Returns recurrent.walk by a loop in which every turn moves all states by one row.
+
+    It has as many turns as the slot with the most rows needs, accepted ones included. Of a slot without rows nothing changes.
+    """
+    S, C, R = len(state), pending.v.shape[1], len(tokens.v)
+    start = jnp.where((plan.begins > 0)[:, None, None, None], 0, state)
     out = jnp.zeros((R, *tokens.v.shape[1:]), jnp.float32)
 
     def turn(at: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         state, base, out = carry
-        number = at - again
-        place = jnp.clip(rows.first + number, 0, R - 1)
+        number = at - plan.again
+        place = jnp.clip(plan.first + number, 0, R - 1)
 
         def chosen(pending: Array, new: Array) -> Array:
             old = pending[:, jnp.minimum(at, C - 1)] if C else new[place]
             return jnp.where((number < 0).reshape(S, *[1] * (old.ndim - 1)), old, new[place])
 
-        after, read = gated_delta.step(state, jax.tree.map(chosen, cache.pending, tokens))
-        live = (number < rows.count)[:, None, None, None]
+        moves = jax.tree.map(chosen, pending, Changes(*tokens[1:]))
+        after, read = gated_delta.step(state, gated_delta.per_value_head(Tokens(tokens.q[place], *moves)))
+        live = (number < plan.count)[:, None, None, None]
         state = jnp.where(live, after, state)
-        base = jnp.where(live & (number < rows.settled)[:, None, None, None], after, base)
-        own = (number >= 0) & (number < rows.count)
+        base = jnp.where(live & (number < plan.settled)[:, None, None, None], after, base)
+        own = (number >= 0) & (number < plan.count)
         return state, base, out.at[jnp.where(own, place, R)].set(read, mode="drop")
 
-    turns = jnp.max(jnp.where(rows.count > 0, again + rows.count, 0))
+    turns = jnp.max(jnp.where(plan.count > 0, plan.again + plan.count, 0))
     _, base, out = jax.lax.fori_loop(0, turns, turn, (start, start, out))
-    return out, _moved(cache, rows, tokens, inputs, base)
+    return base, out
 
 
 def _known(rows: SlotRows, tail: Array, inputs: Array) -> Array:
@@ -184,14 +202,13 @@ def _moved(cache: Recurrent, rows: SlotRows, tokens: Tokens, inputs: Inputs, bas
     def stays(new: Array, old: Array) -> Array:
         return jnp.where(changed.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-    new = Recurrent(
-        state=base,
+    new = cache._replace(
         start=rows.position + rows.settled,
-        pending=jax.tree.map(lambda values: of_rows(values, rows.settled, drafted), tokens),
+        pending=jax.tree.map(lambda values: of_rows(values, rows.settled, drafted), Changes(*tokens[1:])),
         inputs=jax.tree.map(lambda values: of_rows(values, rows.settled, drafted), inputs),
         tail=jax.tree.map(ended, cache.tail, cache.inputs, inputs),
     )
-    return jax.tree.map(stays, new, cache)
+    return jax.tree.map(stays, new, cache)._replace(state=base)
 
 
 def copy(cache: Recurrent, source: Int[Array, " I"], target: Int[Array, " I"]) -> Recurrent:

@@ -99,7 +99,8 @@ class Program:
 
     def recurring(self, rows: recurrent_rows.SlotRows, slot: Array) -> Callable:
         """Returns the decoder's `recur`: each row reads the state of its slot, and settled rows move it. slot: of each row."""
-        places, run = cache_kinds.places(self.config.kept), self.spread_states(recurrent_rows.read)
+        places = cache_kinds.places(self.config.kept)
+        run = self.spread_states(functools.partial(recurrent_rows.read, platforms=self.platforms))
 
         def recur(layer, inputs, g, beta, weights, cache):
             place = places[layer]

@@ -33,6 +33,15 @@ class Tokens(NamedTuple):
     beta: Float[Array, "*tokens H"]
 
 
+class Changes(NamedTuple):
+    """What moves a state: of tokens, all but their queries. Keys may be those of the h key heads."""
+
+    k: Float[Array, "*tokens h K"]
+    v: Float[Array, "*tokens H V"]
+    g: Float[Array, "*tokens H"]
+    beta: Float[Array, "*tokens H"]
+
+
 class Inputs(NamedTuple):
     """What the convolution reads of tokens, and how it weighs it: tokens are then its W positions. H / h value heads share a key."""
 
@@ -45,11 +54,20 @@ def tokens(convolved: Inputs, g: Float[Array, "*tokens H"], beta: Float[Array, "
     """Returns what the rule reads of convolved inputs, in their dtype: activated, keys and queries of length 1, queries divided by sqrt(K).
 
     The sum of squares under each length is above 0 by 1e-6, as in transformers."""
+    return per_value_head(keyed(convolved, g, beta))
+
+
+def keyed(convolved: Inputs, g: Float[Array, "*tokens H"], beta: Float[Array, "*tokens H"]) -> Tokens:
+    """Returns `tokens` with the queries and keys of the key heads, [..., h, K]."""
     q, k, v = jax.tree.map(jax.nn.silu, convolved)
     q, k = (x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6) for x in (q, k))
-    shared = v.shape[-2] // k.shape[-2]
-    q, k = (jnp.repeat(x, shared, axis=-2) for x in (q * q.shape[-1] ** -0.5, k))
-    return Tokens(q, k, v, g, beta)
+    return Tokens(q * q.shape[-1] ** -0.5, k, v, g, beta)
+
+
+def per_value_head(tokens: Tokens) -> Tokens:
+    """Returns the tokens with the query and the key that each value head reads."""
+    shared = tokens.v.shape[-2] // tokens.k.shape[-2]
+    return tokens._replace(q=jnp.repeat(tokens.q, shared, axis=-2), k=jnp.repeat(tokens.k, shared, axis=-2))
 
 
 def step(

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+import recurrent
 from targets import TARGETS, memory
 
 from jaxrl_post.kernels import attention, choice, flash_gpu, grouped, thresholds, verify
@@ -181,6 +182,35 @@ def test_grouped_products(target, experts, embed, ffw, table):
         temp_bound_mib=bound / MIB,
     )
     assert all(name in text for name in ("grouped_product_1", "grouped_product_2", "grouped_sum"))
+    assert used["temp"] <= bound
+
+
+@pytest.mark.parametrize("target, kernels", [*((target, True) for target in TARGETS), ("v6e", False), ("sm_90", False)])
+def test_recurrent_rows(target, kernels, table):
+    """A layer of Qwen3.5-9B, 64 slots and 256 rows: one line moves states, and in the memory where they lie.
+
+    Without kernels, the loop in jnp is planted. There other lines move states in every turn."""
+    chip, slots, rows = TARGETS[target], 64, 256
+    start, options = time.monotonic(), {SPILLING: True} if chip.platform == "cuda" else {}
+    compiled, cache = recurrent.compiled(chip, slots, rows, options, kernels)
+    text, used = compiled.as_text(), memory(compiled)
+    moving = recurrent.lines_that_move(text, cache.state.shape)
+    if not kernels:
+        assert len(moving) > 1 and "pallas_call" not in text
+        return
+    # All that a slot keeps beside its states, and float32 rows as they are convolved, normed and read. A copy of states is more.
+    beside = used["alias"] - cache.state.size * cache.state.dtype.itemsize
+    bound = beside + 3 * 4 * rows * sum(x.size // x.shape[0] // x.shape[1] for x in cache.inputs)
+    table(
+        "recurrent rows, Qwen3.5-9B, 256 rows",
+        target,
+        seconds=round(time.monotonic() - start, 2),
+        temp_mib=used["temp"] / MIB,
+        temp_bound_mib=bound / MIB,
+        total_mib=used["total"] / MIB,
+        hbm_mib=chip.hbm / MIB,
+    )
+    assert len(moving) == 1 and moving[0].operation == "custom-call" and 0 in moving[0].aliased
     assert used["temp"] <= bound
 
 

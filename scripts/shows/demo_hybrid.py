@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import operator
 
-import demo_moe
 import learning
 
 from jaxrl_post import config
@@ -24,9 +23,6 @@ HYBRID, SFT = "configs/demo/hybrid.py", "configs/demo/hybrid_sft.py"
 LIMIT_S = 1200.0  # of one run
 # What makes another file's run one of configs/demo/hybrid.py.
 RECIPE = ("model.path", "steps", "optimizer.lr", "eval.every", "checkpoint.every")
-BOUNDS = {name: bound for name, bound in demo_moe.BOUNDS.items() if name != "recorded_words"} | {
-    "engine_steps_off_over_on": {"at_least": 1.25}
-}
 
 
 def show(record) -> None:
@@ -40,8 +36,8 @@ def show(record) -> None:
         learning.learns(record, f"seed_{seed}", found, after=AFTER)
         record.figure(f"seed_{seed}.cpu_seconds", found["cpu_seconds"])
         record.figure(f"seed_{seed}.seconds", found["seconds"], at_most=180.0)
-    for name, value in record.cached("drafts", lambda: demo_moe.drafts(record, same)).items():
-        record.figure(f"drafts.{name}", value, **BOUNDS.get(name, {}))
+    found = record.cached("drafts", lambda: learning.drafts(record, *same, timeout_s=LIMIT_S))
+    learning.drafts_save_steps(record, found, times=1.25)
 
 
 def _learnt(record, file: str, *flags: str) -> dict:

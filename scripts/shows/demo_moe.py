@@ -10,16 +10,11 @@
 
 from __future__ import annotations
 
-import json
 import operator
-import tempfile
-from pathlib import Path
 
 import learning
-import trained
 
 from jaxrl_post import config
-from jaxrl_post.runs import rollout_log
 
 MINUTES = 20.0
 PLATFORM = "cpu"
@@ -33,15 +28,6 @@ RECIPE = (  # what makes another file's run one of configs/demo/moe.py
     *("algorithm.router_replay", "algorithm.router_aux_loss_coef", "algorithm.router_z_loss_coef"),
 )
 WITHOUT = "--config.algorithm.router_replay=False"
-DRAFTED = ("--config.steps=15", "--config.eval.prompts=0", "--config.eval.every=0", "--config.checkpoint.every=0")
-EPOCH = 5  # steps of 64 prompts until each of the 320 has been seen
-BOUNDS = {
-    "tokens": {"at_least": 50_000},
-    "recorded_words": {"at_least": 50_000},
-    "rollouts_with_other_bits": {"equals": 0},
-    "other_weights": {"equals": False},
-    "engine_steps_off_over_on": {"at_least": 1.5},
-}
 
 
 def show(record) -> None:
@@ -65,37 +51,10 @@ def show(record) -> None:
         record.figure(f"seed_{seed}.router_mismatch", found["largest"]["training/router_mismatch"], equals=0)
         record.figure(f"seed_{seed}.cpu_seconds", found["cpu_seconds"])
         record.figure(f"seed_{seed}.seconds", found["seconds"], at_most=180.0)
-    for name, value in record.cached("drafts", lambda: drafts(record, same)).items():
-        record.figure(f"drafts.{name}", value, **BOUNDS.get(name, {}))
+    found = record.cached("drafts", lambda: learning.drafts(record, *same, timeout_s=LIMIT_S))
+    learning.drafts_save_steps(record, found, times=1.5)
+    record.figure("drafts.recorded_words", found["recorded_words"], at_least=50_000)
 
 
 def _learnt(record, file: str, *flags: str) -> dict:
     return learning.run(record, file, SFT, *flags, timeout_s=LIMIT_S, largest=METRICS)
-
-
-def drafts(record, same: list[str]) -> dict:
-    """Trains with drafts and without, and compares all rollouts, the exported weights and the engine's steps."""
-    texts, weights, rows = [], [], []
-    with tempfile.TemporaryDirectory() as folder:
-        table = Path(folder) / "free.json"
-        table.write_text(json.dumps({"figures": {"step_s": {"64": 1.0, "128": 1.0}}}))
-        flags = (*same, *DRAFTED, f"--config.engine.cost_table={table}")
-        for number, more in enumerate(((), ("--config.speculation=default",))):
-            place = Path(folder) / str(number)
-            trained.run(record, "configs/demo/speculation.py", place, "", *flags, *more, timeout_s=LIMIT_S)
-            groups = [one for file in sorted((place / "rollouts").glob("*.npz")) for one in rollout_log.read(file)]
-            texts.append({rollout.id: rollout for group in groups for rollout in group.rollouts})
-            weights.append((place / "policy" / "model.safetensors").read_bytes())
-            rows.append(trained.rows(place, "rows/steps"))
-    parts = operator.attrgetter("tokens", "logprobs", "entropies", "versions", "kept.ids")
-    bits = [{name: [part.tobytes() for part in parts(one)] for name, one in some.items()} for some in texts]
-    on, off = ([row["rows/steps"] for row in some] for some in rows)
-    return {
-        "tokens": sum(map(len, texts[0].values())),
-        "recorded_words": sum(one.kept.ids.size for one in texts[0].values()),
-        "rollouts_with_other_bits": sum(bits[0].get(name) != bits[1].get(name) for name in bits[0] | bits[1]),
-        "other_weights": weights[0] != weights[1],
-        "drafts_accepted": sum(row["spec/num_accepted"] for row in rows[0]),
-        "engine_steps_off_over_on": sum(off) / sum(on),
-        "engine_steps_off_over_on_after_an_epoch": sum(off[EPOCH:]) / sum(on[EPOCH:]),
-    }

@@ -335,8 +335,9 @@ def references(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, layout: Layo
         for K, H in cache_kinds.shapes(model.kept)
         for line in choice.reference_lines(mesh.devices.flat[0], sizes.dtype, kv_heads=K // ways, head_dim=H, **fixed)
     ]
-    if cache_kinds.states(model.kept) and mesh.devices.flat[0].platform != "cpu":
-        lines.append("rows of layers with a recurrent state are computed by XLA: there is no kernel for them")
+    lines += [
+        choice.recurrent_line(mesh.devices.flat[0], one, ways=ways, rows=rows) for one in cache_kinds.states(model.kept)
+    ]
     return [line for line in (*dict.fromkeys(lines), experts_line(model, mesh, sizes.dtype)) if line]
 
 
