@@ -89,7 +89,7 @@ def recurrent_line(device: Any, kind: Any, *, ways: int, rows: int) -> str:
     if device.platform == "cpu":
         return ""
     platform = "tpu" if device.platform == "tpu" else "cuda"
-    kernel, reason = recurrent.KERNELS[platform], hardware.without_kernels(device)
+    kernel, reason = recurrent.KERNELS[platform], hardware.without_flash(device)
     heads = kind.key_heads // ways, kind.value_heads // ways
     if not reason and kernel.serves(rows, *heads, kind.key_dim, kind.value_dim):
         return ""

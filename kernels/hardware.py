@@ -32,7 +32,7 @@ def without_kernels(device: Any) -> str:
 
 
 def without_flash(device: Any) -> str:
-    """Returns why a device does not run the kernels of packed rows and of experts, or an empty text. They need no wgmma."""
+    """Returns why a device does not run the kernels of packed rows, experts and recurrent rows, or an empty text. They need no wgmma."""
     if device.platform not in ("cuda", "gpu"):
         return without_kernels(device)
     capability = str(getattr(device, "compute_capability", "unknown"))

@@ -54,14 +54,15 @@ def walk(
       platforms: those whose kernel may be used.
     """
     (_, H, *sides), (rows, h, _) = state.shape, tokens.k.shape
-    fits = state.dtype == jnp.float32 and pending.k.shape[1] > 0
     serving = {
         platform: _one_by_one(kernel.walk)
         for platform, kernel in KERNELS.items()
-        if platform in platforms and fits and kernel.serves(rows, h, H, *sides)
+        if platform in platforms and state.dtype == jnp.float32 and kernel.serves(rows, h, H, *sides)
     }
     if not serving:
         return reference(state, pending, tokens, plan)
+    if not pending.k.shape[1]:  # a kernel's arrays have a place for a row, which no slot then repeats
+        pending = jax.tree.map(lambda x: jnp.zeros((len(x), 1, *x.shape[2:]), x.dtype), pending)
     return jax.lax.platform_dependent(state, pending, tokens, plan, default=reference, **serving)
 
 

@@ -135,7 +135,8 @@ def test_what_multiplies_rows_with_experts_is_said(one, dtype, sides, said):
             1,
             "the cuda kernel needs float32 states whose sides are 64 or 128; here are states of 16 x 128",
         ),
-        (T4, (128, 128), 1, "because the kernels are written for compute capability 9.0"),
+        (A100, (128, 128), 1, ""),
+        (T4, (128, 128), 1, "because the kernel is written for compute capability 8.0"),
     ],
 )
 def test_what_walks_recurrent_rows_is_said(one, sides, ways, said):

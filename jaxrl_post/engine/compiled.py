@@ -82,6 +82,7 @@ class Programs:
                 experts.highest, functools.partial(meshes.by_experts, mesh), choice.of_experts(mesh.devices.flat[0])
             ),
             platforms=hardware.platforms(mesh.devices.flat[0]),
+            of_states=hardware.platforms(mesh.devices.flat[0], hardware.without_flash),
         )
         self._whole = meshes.replicated(mesh)
         self._blocks = meshes.slot_sharding(mesh)

@@ -71,7 +71,7 @@ class Program:
 
     `dtype`: of activations. `spread(attention)`: the same attention, run by each device on its own part.
     `spread_states(read)`: the same for recurrent_rows.read. `routing`: how rows come to their experts. `platforms`: those
-    whose kernels may be used."""
+    whose kernels may be used. `of_states`: those whose kernel of recurrent rows may be."""
 
     config: decoder.ModelConfig
     dtype: Any
@@ -79,6 +79,7 @@ class Program:
     spread_states: Callable
     routing: experts.Routing = experts.ALONE
     platforms: frozenset[str] = hardware.PLATFORMS
+    of_states: frozenset[str] = hardware.PLATFORMS
 
     def attending(self, rows: Any, read: Callable) -> Callable:
         """Returns the decoder's `attend`: it writes the rows' keys and values where a layer has pages, and reads its pages.
@@ -100,7 +101,7 @@ class Program:
     def recurring(self, rows: recurrent_rows.SlotRows, slot: Array) -> Callable:
         """Returns the decoder's `recur`: each row reads the state of its slot, and settled rows move it. slot: of each row."""
         places = cache_kinds.places(self.config.kept)
-        run = self.spread_states(functools.partial(recurrent_rows.read, platforms=self.platforms))
+        run = self.spread_states(functools.partial(recurrent_rows.read, platforms=self.of_states))
 
         def recur(layer, inputs, g, beta, weights, cache):
             place = places[layer]
