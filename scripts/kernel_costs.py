@@ -91,7 +91,7 @@ Ends = Callable[[int], Sequence[float]]  # rows that share their pages -> positi
 def paged(ends: Ends, rows: int, pages_alone: bool = False) -> Mapping[str, Kernel]:
     """Returns the kernels of the engine, whose bytes follow from the text's shapes and from what the slots hold.
 
-    Attention reads the pages of each group of rows once. A kernel that samples moves what goes in and comes out.
+    Attention reads the pages of each group of rows once. A kernel that samples, multiplies experts or walks recurrent rows moves what goes in and comes out.
 
     Args:
       rows: of the program on one device.
@@ -102,7 +102,7 @@ def paged(ends: Ends, rows: int, pages_alone: bool = False) -> Mapping[str, Kern
         for size in range(1, TPU_ROWS + 1)
     } | {
         r"mosaic_gpu.*attend": lambda given, made: _tiled(given, made, ends, rows, pages_alone),
-        r"mosaic_gpu|tpu_custom_call": lambda given, made: (0.0, float(sum(x.bytes for x in (*given, *made)))),
+        r"mosaic_gpu|tpu_custom_call|gpu\.triton": lambda given, made: (0.0, float(sum(x.bytes for x in (*given, *made)))),
     }
 
 
