@@ -91,7 +91,8 @@ Ends = Callable[[int], Sequence[float]]  # rows that share their pages -> positi
 def paged(ends: Ends, rows: int, pages_alone: bool = False) -> Mapping[str, Kernel]:
     """Returns the kernels of the engine, whose bytes follow from the text's shapes and from what the slots hold.
 
-    Attention reads the pages of each group of rows once. A kernel that samples, multiplies experts or walks recurrent rows moves what goes in and comes out.
+    Attention reads the pages of each group of rows once. A kernel that samples, multiplies experts or walks recurrent rows
+    moves what goes in and comes out.
 
     Args:
       rows: of the program on one device.
