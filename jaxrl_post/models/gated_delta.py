@@ -145,18 +145,17 @@ def _solved(tokens: Tokens, ids: Array, before: Array) -> _Solved:
 def _inverse(under: Float[Array, "B H C C"]) -> Float[Array, "B H C C"]:
     """Returns the inverse of 1 + `under`, whose numbers on and above the diagonal are 0. C is a power of two.
 
-    The inverses of two blocks on the diagonal make that of both together. So all of it is products of matrices, where XLA:CPU
-    takes many times as long for triangular systems. Its gradient is two products: X' = -X A' X of an inverse X."""
-    count, size = under.shape[-1], 1
-    inverse = jnp.ones((*under.shape[:-1], 1, 1), under.dtype)
-    while size < count:
-        blocks = under.reshape(*under.shape[:-2], -1, 2, size, count // (2 * size), 2, size)[..., 1, :, :, 0, :]
-        below = jnp.moveaxis(jnp.diagonal(blocks, axis1=-4, axis2=-2), -1, -3)
-        first, last = inverse[..., ::2, :, :], inverse[..., 1::2, :, :]
-        corner = -jnp.matmul(last, jnp.matmul(below, first, **HOW), **HOW)
-        inverse = jnp.block([[first, jnp.zeros_like(first)], [corner, last]])
-        size *= 2
-    return inverse[..., 0, :, :]
+    The inverses X and Y of two blocks on the diagonal, with B between them, make that of both together: its corner is -Y B X. So
+    all of it is products of whole matrices. XLA:CPU takes many times as long for triangular systems, and XLA:TPU long to
+    compile products of small blocks.
+    Its gradient is two products: X' = -X A' X of an inverse X."""
+    size = under.shape[-1]
+    inverse = jnp.broadcast_to(jnp.eye(size, dtype=under.dtype), under.shape)
+    for level in range(size.bit_length() - 1):
+        block = jnp.arange(size) >> level
+        corners = (block[:, None] % 2 == 1) & (block[:, None] - 1 == block)
+        inverse = inverse - jnp.matmul(inverse, jnp.matmul(jnp.where(corners, under, 0), inverse, **HOW), **HOW)
+    return inverse
 
 
 def _slope(inverse: Array, slope: Array) -> tuple[Array]:
