@@ -103,7 +103,10 @@ def paged(ends: Ends, rows: int, pages_alone: bool = False) -> Mapping[str, Kern
         for size in range(1, TPU_ROWS + 1)
     } | {
         r"mosaic_gpu.*attend": lambda given, made: _tiled(given, made, ends, rows, pages_alone),
-        r"mosaic_gpu|tpu_custom_call|gpu\.triton": lambda given, made: (0.0, float(sum(x.bytes for x in (*given, *made)))),
+        r"mosaic_gpu|tpu_custom_call|gpu\.triton": lambda given, made: (
+            0.0,
+            float(sum(x.bytes for x in (*given, *made))),
+        ),
     }
 
 

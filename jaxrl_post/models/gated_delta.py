@@ -129,11 +129,12 @@ class _Solved(NamedTuple):
 
 
 def _solved(tokens: Tokens, ids: Array, before: Array) -> _Solved:
-    total, size = jnp.cumsum(tokens.g, axis=1), ids.shape[1]
-    same = (ids[:, :, None] == ids[:, None, :]) & jnp.tri(size, dtype=bool)
-    gaps = jnp.moveaxis(total[:, :, None] - total[:, None, :], -1, 1)
+    g, upto = jnp.moveaxis(tokens.g, 1, -1), jnp.tri(ids.shape[1], dtype=tokens.g.dtype)
+    # Summed from token j to token i alone: the difference of two sums from the chunk's first token loses digits.
+    gaps = jnp.matmul(upto * g[:, :, None], 1 - upto.T, **HOW)
+    same = (ids[:, :, None] == ids[:, None, :]) & (upto > 0)
     decay = jnp.exp(jnp.where(same[:, None], gaps, -jnp.inf))
-    kept = jnp.where((ids == before[:, None])[..., None], jnp.exp(total), 0)
+    kept = jnp.where((ids == before[:, None])[..., None], jnp.exp(jnp.cumsum(tokens.g, axis=1)), 0)
 
     met = jnp.einsum("bihk,bjhk->bhij", tokens.k, tokens.k, **HOW) * jnp.moveaxis(tokens.beta, 1, -1)[..., None]
     right = tokens.beta[..., None] * jnp.concatenate([tokens.v, kept[..., None] * tokens.k], axis=-1)
