@@ -131,7 +131,7 @@ def test_the_gpu_kernel_in_x64(how):
 def test_scores_of_any_size(monkeypatch):
     """A query's first blocks may hold no key that it sees, and what it sees may have scores far below 0."""
     right = case
-    monkeypatch.setitem(globals(), "case", lambda *given: _enlarged(*right(*given)))
+    monkeypatch.setitem(globals(), "case", lambda *given, **sizes: _enlarged(*right(*given, **sizes)))
     for how in (dict(window=None, soft_cap=None), dict(window=17, soft_cap=None), dict(window=17, soft_cap=300.0)):
         assert far(results(GPU, 64, np.float64, **how), results(reference, 64, np.float64, **how)) <= 1e-10
 
