@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import json
 import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from record import Missing
+
+PROGRAMS = ("train", "rows", "swap")
+CPU_S, AT_ONCE = 250, 2  # CPU seconds of one program, at most, and programs at a time
+LIMIT_S = 1800
 
 
 def python(root: Path, show: str) -> Path:
@@ -19,3 +27,41 @@ def python(root: Path, show: str) -> Path:
         said = (made.stdout + made.stderr)[-2000:]
         raise Missing(f"{show}: the environment of the compile tier was not made: {said}")
     return root / ".venv-aot" / "bin" / "python"
+
+
+def whole_program(record, python: Path, *words: str) -> dict:
+    """Returns what scripts/compile_tier/whole_programs.py says of a program."""
+    said = record.said("scripts/compile_tier/whole_programs.py", *words, timeout_s=LIMIT_S, python=python)
+    return json.loads(said.splitlines()[-1])
+
+
+def whole_programs(
+    record, python: Path, models: Mapping[str, Sequence[str]], more: Callable[[str], Mapping[str, Mapping[str, Any]]]
+) -> None:
+    """Compiles each program of each model for its slices, and writes their figures.
+
+    Args:
+      models: the slices by model.
+      more: of a program: further bounds by figure.
+    """
+    from jaxrl_post.models.presets import PRESETS
+
+    named = [(one, model, where) for model, slices in models.items() for where in slices for one in PROGRAMS]
+
+    def told(words: tuple[str, ...]) -> dict:
+        return record.cached("-".join(words), lambda: whole_program(record, python, *words))
+
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        every = list(pool.map(told, named))
+    for (program, model, where), found in zip(named, every, strict=True):
+        layers = len(PRESETS[model].expert_layers) if program == "rows" else 1
+        bounds = {
+            "cpu_s": {"at_most": CPU_S},
+            "memory_mib": {"at_most": found.pop("hbm_mib")},
+            "dense_products": {"equals": 0},
+            "kernels": {"at_least": 3 * layers},
+            "through_host": {"equals": 0},
+        } | more(program)
+        for name, value in found.items():
+            figure = round(value, 4) if isinstance(value, float) else value
+            record.figure(f"{model}.{where}.{program}.{name}", figure, **bounds.get(name, {}))

@@ -18,6 +18,7 @@ from jaxrl_post.runs import rollout_log
 
 _DRAFTED = ("--config.steps=15", "--config.eval.prompts=0", "--config.eval.every=0", "--config.checkpoint.every=0")
 _EPOCH = 5  # steps of 64 prompts until each of the 320 has been seen
+RECIPE = ("model.path", "steps", "optimizer.lr", "eval.every", "checkpoint.every")
 CONTROLS = {"learning_rate_0": ("--config.optimizer.lr=0.0",), "shuffled_rewards": ("--config.reward.shuffle=true",)}
 
 
@@ -82,6 +83,12 @@ def learns_nothing(record, name: str, found: dict) -> None:
     record.figure(f"{name}.mean_at_4.before", found["before"]["mean_at_4"])
     for kind in ("mean_at_4", "greedy"):
         record.figure(f"{name}.{kind}.gain", found["after"][kind] - found["before"][kind], at_most=0.0299)
+
+
+def recipe(record, file: str, *more: str) -> list[str]:
+    """Returns the flags that make another file's run one of this demo's config. `more`: options beside RECIPE."""
+    found = config.load(str(record.root / file))
+    return [f"--config.{name}={operator.attrgetter(name)(found)}" for name in (*RECIPE, *more)]
 
 
 def drafts(record, *same: str, timeout_s: float) -> dict:

@@ -227,6 +227,8 @@ def test_calls_that_a_template_wrote_are_read_as_they_were():
         ({"type": "boolean"}, "true", True),
         ({"type": "boolean"}, "False", False),
         ({"type": "number"}, "2", 2),
+        ({"type": [{"a": 1}, "integer"], "anyOf": 3}, "12", 12),
+        ({"type": 3, "oneOf": [7, {"type": "array"}]}, "[12]", [12]),
         ({"type": "number"}, "NaN", "<tool_call><function=f><parameter=x>NaN</parameter></function></tool_call>"),
     ],
 )

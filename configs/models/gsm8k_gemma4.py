@@ -46,9 +46,9 @@ SLICES = {
 
 
 def get_config(choice="31b-v6e-16"):
-    model = choice.partition("-")[0]
-    like = "gsm8k_qwen2_5_0_5b.py" if model in ("e2b", "e4b") else "gsm8k_qwen2_5_7b.py"
-    c, model = load(str(CONFIGS / "models" / like)), MODELS.get(model, MODELS["31b"])
+    size = choice.partition("-")[0]
+    like = "gsm8k_qwen2_5_0_5b.py" if size in ("e2b", "e4b") else "gsm8k_qwen2_5_7b.py"
+    c, model = load(str(CONFIGS / "models" / like)), MODELS.get(size, MODELS["31b"])
     c.name = "gsm8k_" + model.lower().replace("-", "_")
     c.model.path = str(Path(c.model.path).with_name(model))
     return chosen(c, choice, SLICES)

@@ -10,17 +10,10 @@ import difflib
 
 from jaxrl_post.config.relations import relation, rows
 
-_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_MODULES += (
-    "in_proj_qkv",
-    "in_proj_qkvz",
-    "in_proj_z",
-    "in_proj_b",
-    "in_proj_a",
-    "in_proj_ba",
-    "out_proj",
-    "all-linear",
-)
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+_DELTA_RULE = ("in_proj_qkv", "in_proj_qkvz", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_ba", "out_proj")
+_MODULES = (*_ATTENTION, *_FEED_FORWARD, *_DELTA_RULE, "all-linear")
 
 
 def _unknown(targets: tuple) -> list:

@@ -270,8 +270,8 @@ class LoraConfig:
     targets: tuple[str, ...] = any_of_type(
         ("all-linear",),
         used_when=_ADDED,
-        doc="The matrices that have one, by PEFT's names: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj. "
-        "all-linear: all seven.",
+        doc="The matrices that have one, by PEFT's names: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, and those of "
+        "layers with a gated delta rule, such as in_proj_qkv. all-linear: all that the model has.",
     )
     rslora: bool = any_of_type(
         False, used_when=_ADDED, doc="Whether the scale is alpha over the root of the rank (rsLoRA, arXiv 2312.03732)."

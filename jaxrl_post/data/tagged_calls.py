@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _NAME = r"[\w.-]+"
@@ -33,16 +33,13 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
 }
 
-_QUOTE = re.compile(r'\s*<\|"\|>((?s:.*?))<\|"\|>\s*')
 _CALL = re.compile(rf"\s*call:({_NAME})\s*(?=\{{)")
 _CALL_END = re.compile(r"\s*(?:<tool_call\|>|\Z)")
-_KEY = re.compile(r'\s*(?:<\|"\|>((?s:.*?))<\|"\|>|([^\s:{}\[\],<>|]+))\s*:')
-_BARE = re.compile(r"\s*(true|false|null|None|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*")
-_BETWEEN = re.compile(r"\s*(,|\}|\])")
-_DEEPEST = 64  # levels
+_PART = re.compile(r'\s*(?:<\|"\|>(?P<text>(?s:.*?))<\|"\|>|(?P<mark>[{}\[\],:])|(?P<bare>[^\s{}\[\],:<>|"]+))')
+_KEY_END = re.compile(r"\s*:")
 
 
-def qwen3_coder(text: str, begin: int, tools: Iterable[Mapping]) -> tuple[dict | None, int]:
+def qwen3_coder(text: str, begin: int, tools: Sequence[Mapping]) -> tuple[dict | None, int]:
     found = _FUNCTION.match(text, begin)
     if not found:
         return None, begin
@@ -54,17 +51,17 @@ def qwen3_coder(text: str, begin: int, tools: Iterable[Mapping]) -> tuple[dict |
     return ({"name": found[1], "arguments": arguments}, end.end()) if end else (None, begin)
 
 
-def gemma4(text: str, begin: int, tools: Iterable[Mapping]) -> tuple[dict | None, int]:
+def gemma4(text: str, begin: int, tools: Sequence[Mapping]) -> tuple[dict | None, int]:
     found = _CALL.match(text, begin)
-    try:
-        arguments, place = _value(text, found.end(), _DEEPEST) if found else (None, begin)
-    except ValueError:
-        return None, begin
+    written, place = _as_json(text, found.end()) if found else ("", begin)
     end = _CALL_END.match(text, place)
-    return ({"name": found[1], "arguments": arguments}, end.end()) if found and end else (None, begin)
+    try:
+        return ({"name": found[1], "arguments": json.loads(written)}, end.end()) if found and end else (None, begin)
+    except (ValueError, RecursionError):
+        return None, begin
 
 
-def _kinds(tools: Iterable[Mapping], name: str) -> dict[str, frozenset[str]]:
+def _kinds(tools: Sequence[Mapping], name: str) -> dict[str, frozenset[str]]:
     """Returns the types that the schema of a function names for each of its parameters."""
     for tool in tools:
         function = tool.get("function", tool)
@@ -76,11 +73,13 @@ def _kinds(tools: Iterable[Mapping], name: str) -> dict[str, frozenset[str]]:
 
 
 def _types(schema: Any) -> frozenset[str]:
+    """Returns the types that a schema names. What is no schema names none."""
     if not isinstance(schema, Mapping):
         return frozenset()
-    kind = schema.get("type", ())
-    several = [one for name in ("anyOf", "oneOf") for one in schema.get(name) or ()]
-    return frozenset([kind] if isinstance(kind, str) else kind).union(*map(_types, several))
+    kind = schema.get("type")
+    own = [one for one in (kind if isinstance(kind, list) else [kind]) if isinstance(one, str)]
+    several = [one for name in ("anyOf", "oneOf") if isinstance(schema.get(name), list) for one in schema[name]]
+    return frozenset(own).union(*map(_types, several))
 
 
 def _typed(text: str, kinds: frozenset[str]) -> Any:
@@ -93,29 +92,17 @@ def _typed(text: str, kinds: frozenset[str]) -> Any:
     return value if any(_KINDS[kind](value) for kind in wanted & _KINDS.keys()) else text
 
 
-def _value(text: str, place: int, levels: int) -> tuple[Any, int]:
-    """Returns a value of gemma4's format and the place behind it. Raises ValueError where none stands."""
-    if quoted := _QUOTE.match(text, place):
-        return quoted[1], quoted.end()
-    if bare := _BARE.match(text, place):
-        return _LITERALS[bare[1]] if bare[1] in _LITERALS else json.loads(bare[1]), bare.end()
-    opened, items, named = text[place : place + 1], [], {}
-    if opened not in ("{", "[") or not levels:
-        raise ValueError("no value")
-    place, closing = place + 1, {"{": "}", "[": "]"}[opened]
-    if empty := re.compile(rf"\s*{re.escape(closing)}").match(text, place):
-        return ({} if opened == "{" else []), empty.end()
-    while True:
-        key = _KEY.match(text, place) if opened == "{" else None
-        if opened == "{" and not key:
-            raise ValueError("no key")
-        value, place = _value(text, key.end() if key else place, levels - 1)
-        if key:
-            named[key[1] if key[1] is not None else key[2]] = value
-        items.append(value)
-        between = _BETWEEN.match(text, place)
-        if not between or between[1] not in (",", closing):
-            raise ValueError("no end")
-        place = between.end()
-        if between[1] == closing:
-            return (named if opened == "{" else items), place
+def _as_json(text: str, place: int) -> tuple[str, int]:
+    """Returns a value of gemma4's format as JSON, and the place behind it. What breaks the format is no valid JSON."""
+    parts: list[str] = []
+    depth = 0
+    while found := _PART.match(text, place):
+        mark, quoted, bare, place = found["mark"], found["text"], found["bare"], found.end()
+        if mark:
+            depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(mark, 0)
+        elif quoted is not None or _KEY_END.match(text, place):
+            mark = json.dumps(bare if quoted is None else quoted)
+        parts.append(mark or ("null" if bare == "None" else bare))
+        if depth <= 0:
+            break
+    return " ".join(parts), place

@@ -21,16 +21,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_post.data import tagged_calls
 from jaxrl_post.ring import json_text
 
 # A parser gets a text and the schemas of its tools, and returns the text without its calls, and the calls.
-Parser = Callable[[str, Iterable[Mapping]], tuple[str, list[dict]]]
+Parser = Callable[[str, Sequence[Mapping]], tuple[str, list[dict]]]
 # Reads the call behind an opening tag, and returns it, or None, and the place behind it.
-Reader = Callable[[str, int, Iterable[Mapping]], tuple[dict | None, int]]
+Reader = Callable[[str, int, Sequence[Mapping]], tuple[dict | None, int]]
 
 _THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>", "<channel|>"))
 _THOUGHT = "|".join(rf"{re.escape(begin)}.*?(?:{re.escape(end)}|\Z)" for begin, end in _THINKING)
@@ -42,7 +42,7 @@ _NAMED = re.compile(r"([\w.-]+)(?:\[CALL_ID\][\w-]*)?\[ARGS\]")
 _DECODER = json.JSONDecoder()
 
 
-def none(text: str, tools: Iterable[Mapping]) -> tuple[str, list[dict]]:
+def none(text: str, tools: Sequence[Mapping]) -> tuple[str, list[dict]]:
     return text, []
 
 
@@ -50,7 +50,7 @@ def _tagged(tag: str, read: Reader) -> Parser:
     """Returns the parser of a format in which a tag opens each call."""
     pattern = re.compile(rf"{_THOUGHT}|({re.escape(tag)})\s*", re.DOTALL)
 
-    def parsed(text: str, tools: Iterable[Mapping]) -> tuple[str, list[dict]]:
+    def parsed(text: str, tools: Sequence[Mapping]) -> tuple[str, list[dict]]:
         calls: list[dict] = []
         rest, place = "", 0
         while found := pattern.search(text, place):
@@ -64,7 +64,7 @@ def _tagged(tag: str, read: Reader) -> Parser:
     return parsed
 
 
-def _hermes(text: str, begin: int, tools: Iterable[Mapping]) -> tuple[dict | None, int]:
+def _hermes(text: str, begin: int, tools: Sequence[Mapping]) -> tuple[dict | None, int]:
     try:
         value, end = _DECODER.raw_decode(text, begin)
     except (ValueError, RecursionError):
@@ -73,7 +73,7 @@ def _hermes(text: str, begin: int, tools: Iterable[Mapping]) -> tuple[dict | Non
     return (_call(value), closed.end()) if closed else (None, begin)
 
 
-def llama3(text: str, tools: Iterable[Mapping]) -> tuple[str, list[dict]]:
+def llama3(text: str, tools: Sequence[Mapping]) -> tuple[str, list[dict]]:
     before, tag, after = text.rpartition(_PYTHON)
     body = (after if tag else text).strip()
     calls = [_call(value) for value in _values(body, ";")]
@@ -82,7 +82,7 @@ def llama3(text: str, tools: Iterable[Mapping]) -> tuple[str, list[dict]]:
     return before.strip(), [call for call in calls if call]
 
 
-def mistral(text: str, tools: Iterable[Mapping]) -> tuple[str, list[dict]]:
+def mistral(text: str, tools: Sequence[Mapping]) -> tuple[str, list[dict]]:
     before, tag, after = text.partition(_TOOL_CALLS)
     listed, named = _parsed(after), after.split(_TOOL_CALLS)
     calls = [_call(one) for one in listed] if isinstance(listed, list) else list(map(_named, named))
@@ -101,7 +101,7 @@ PARSERS: dict[str, Parser] = {
 }
 
 
-def message(text: str, parser: str, tools: Iterable[Mapping] = ()) -> dict[str, Any]:
+def message(text: str, parser: str, tools: Sequence[Mapping] = ()) -> dict[str, Any]:
     """Returns an assistant's message as chat templates take it: content, and `tool_calls` where there are any.
 
     `tools`: JSON schemas of functions, as the template was given them. An id is nine letters and digits that follow from the

@@ -511,9 +511,7 @@ _OUTSIDE = {
 
 def tensors(config: ModelConfig) -> dict[str, Tensor]:
     """Returns every tensor of the files by its name there: embedding, layers, last norm, head."""
-    shapes = decoder.abstract(config)
-    kind = _expressing(config).kind if config.linear or config.experts else ""
-    names = _POST_NORMED if config.post_norms else _IN_LAYER | (qwen35.BY_KEY_HEAD if kind == qwen35.NEXT else {})
+    shapes, (kind, names) = decoder.abstract(config), _names(config)
     out = {_OUTSIDE["embed"]: Tensor((_leaf(("embed",), shapes["embed"].shape),))}
     for index in range(config.layers):
         layer, experts = shapes["layers"][str(index)], config.experts_of(index)
@@ -542,6 +540,19 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
     for name in [name for name in _OUTSIDE if name in shapes and name != "embed"]:
         out[_OUTSIDE[name]] = Tensor((_leaf((name,), shapes[name].shape),))
     return out
+
+
+def _names(config: ModelConfig) -> tuple[str, Mapping[str, str]]:
+    """Returns the kind of a family with experts or recurrent states, and the name in the files of each leaf of a layer."""
+    kind = _expressing(config).kind if config.linear or config.experts else ""
+    return kind, _POST_NORMED if config.post_norms else _IN_LAYER | (qwen35.BY_KEY_HEAD if kind == qwen35.NEXT else {})
+
+
+def modules(config: ModelConfig) -> set[str]:
+    """Returns the last names of the modules of the layers, such as q_proj, but for those of experts."""
+    held = {name for layer in decoder.abstract(config)["layers"].values() for name in layer}
+    weights = [theirs for name, theirs in _names(config)[1].items() if name in held]
+    return {theirs.removesuffix(".weight").rpartition(".")[2] for theirs in weights}
 
 
 def unread(config: ModelConfig) -> set[str]:

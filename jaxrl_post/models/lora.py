@@ -1,9 +1,8 @@
 """LoRA (arXiv 2106.09685): a policy of frozen weights and of trained low-rank additions to matrices of its layers.
 
 A layer has leaves NAME_a [inputs, r] and NAME_b [r, outputs] beside a matrix NAME [inputs, outputs]. Beside a stack of
-experts [E, inputs, outputs] they are [E, inputs, r] and [E, r, outputs]. Matrices that a checkpoint has as one share an A. The
-learner adds scale (x A) B to x W. The engine
-has one matrix, W + scale A B, which `merged` computes.
+experts [E, inputs, outputs] they are [E, inputs, r] and [E, r, outputs]. Matrices that a checkpoint has as one share an A.
+The learner adds scale (x A) B to x W. The engine has one matrix, W + scale A B, which `merged` computes.
 
 Invariant: a merged number is one rounded sum of W and of scale A B, each in float32 or wider. What else a program does
 changes no bit of it. So a merge at a publish and a merge of an export agree bit for bit in one layout. In another layout
@@ -59,7 +58,7 @@ def targets(names: tuple[str, ...], model: ModelConfig) -> tuple[str, ...]:
     Raises:
       ValueError: a name is of a layer with a gated delta rule, and the model has no such module.
     """
-    there = {name.removesuffix(".weight").rpartition(".")[2] for name in families.tensors(plain(model))}
+    there = families.modules(plain(model))
     every = [name for name in MODULES if name not in _OF_LINEAR_LAYERS or name in there]
     for name in names:
         if name != ALL and name not in every:

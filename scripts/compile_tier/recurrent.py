@@ -24,8 +24,8 @@ SLOTS = 32
 FREE = ("parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional")
 
 
-def compiled(chip: Any, slots: int, rows: int, options: dict, kernels: bool = True) -> tuple[Any, Any]:
-    """Returns recurrent_rows.read of one layer for a targets.Target, and the shapes of its cache."""
+def compiled(mesh: Any, slots: int, rows: int, options: dict, kernels: bool = True) -> tuple[Any, Any]:
+    """Returns recurrent_rows.read of one layer for one device of a mesh, and the shapes of its cache."""
     import jax
     import jax.numpy as jnp
 
@@ -36,7 +36,7 @@ def compiled(chip: Any, slots: int, rows: int, options: dict, kernels: bool = Tr
     from jaxrl_post.models.presets import PRESETS
     from jaxrl_post.parallel import mesh as meshes
 
-    kind, mesh = cache_kinds.states(PRESETS["qwen3_5_9b"].kept)[0], chip.mesh(chip.one)
+    kind = cache_kinds.states(PRESETS["qwen3_5_9b"].kept)[0]
 
     def shape(*dims, dtype=jnp.float32):
         return jax.ShapeDtypeStruct(dims, dtype)
@@ -110,7 +110,7 @@ def figures(target: str, kernels: bool) -> dict[str, float]:
     from jaxrl_post.engine.host.wire import STATE_ROWS
 
     chip, rows = TARGETS[target], SLOTS * (1 + STATE_ROWS)
-    made, cache = compiled(chip, SLOTS, rows, {}, kernels)
+    made, cache = compiled(chip.mesh(chip.one), SLOTS, rows, {}, kernels)
     text = made.as_text()
     moving = lines_that_move(text, cache.state.shape)
     found = {"lines_that_move_states": len(moving)}

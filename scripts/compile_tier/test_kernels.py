@@ -192,7 +192,7 @@ def test_recurrent_rows(target, kernels, table):
     Without kernels, the loop in jnp is planted. There other lines move states in every turn."""
     chip, slots, rows = TARGETS[target], 64, 256
     start, options = time.monotonic(), {SPILLING: True} if chip.platform == "cuda" else {}
-    compiled, cache = recurrent.compiled(chip, slots, rows, options, kernels)
+    compiled, cache = recurrent.compiled(chip.mesh(chip.one), slots, rows, options, kernels)
     text, used = compiled.as_text(), memory(compiled)
     moving = recurrent.lines_that_move(text, cache.state.shape)
     if not kernels:
@@ -212,6 +212,13 @@ def test_recurrent_rows(target, kernels, table):
     )
     assert len(moving) == 1 and moving[0].operation == "custom-call" and 0 in moving[0].aliased
     assert used["temp"] <= bound
+
+
+@pytest.mark.parametrize("where", ["a100", "l4", "b200"])
+def test_recurrent_rows_on_other_gpus(where):
+    """The compiler fails where a register is spilled."""
+    made, cache = recurrent.compiled(device_less.mesh(chips.read(where), (1, 1, 1, 1)), 64, 256, {SPILLING: True})
+    assert len(recurrent.lines_that_move(made.as_text(), cache.state.shape)) == 1
 
 
 @pytest.mark.parametrize("kernel, size", [(kernel, size) for kernel, sizes in CANDIDATES.items() for size in sizes])

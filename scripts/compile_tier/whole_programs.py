@@ -85,14 +85,10 @@ def train(model: str, where: str) -> dict:
     compiled = program.lower(*shapes).compile()
     seconds = time.process_time() - begun
     tokens = config.mesh.expert * config.batch.tokens * config.batch.rows // config.mesh.shards
-    found, used = (
-        _counted(compiled.as_text(), shape, devices.learner, len(shape.expert_layers), tokens),
-        memory(compiled),
-    )
+    used, layers = memory(compiled), len(shape.expert_layers)
+    found = _counted(compiled.as_text(), shape, devices.learner, layers, tokens)
     if model in EXPERTS:
-        found["exchange_over_floor"] = (
-            found["exchange_gb"] * 1e9 / (12 * tokens * shape.embed * len(shape.expert_layers))
-        )
+        found["exchange_over_floor"] = found["exchange_gb"] * 1e9 / (12 * tokens * shape.embed * layers)
     return found | {
         "cpu_s": seconds,
         "temporaries_mib": used["temp"] / MIB,

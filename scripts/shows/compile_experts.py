@@ -13,8 +13,6 @@ in which the count must find a product over all experts.
 
 from __future__ import annotations
 
-import concurrent.futures
-import json
 import sys
 
 import compilers
@@ -25,11 +23,10 @@ from record import ROOT
 from jaxrl_post.models.presets import PRESETS
 
 sys.path.append(str(ROOT / "scripts" / "compile_tier"))
-import whole_programs
+from whole_programs import EXPERTS
 
 MINUTES = 40.0
 PLATFORM = "cpu"
-LIMIT_S = 1800
 SOURCES = (
     "scripts/compile_tier",
     "scripts/collectives.py",
@@ -39,14 +36,14 @@ SOURCES = (
     "configs/models/gsm8k_qwen3.py",
     "configs/models/gsm8k_gpt_oss.py",
 )
-CPU_S, READ, SLACK, AT_ONCE = 250, 1.1, 1.2, 2
+READ, SLACK = 1.1, 1.2
 LEAST = {"train": 1.0, "rows": 0.5}
 ROWS, ROUTINGS, WAYS = (4, 16, 64), 1000, (1, 4)  # WAYS: devices that divide a replica's layers
 
 
 def show(record) -> None:
     rng = np.random.default_rng(0)
-    for model in whole_programs.EXPERTS:
+    for model in EXPERTS:
         shape = PRESETS[model]
         for rows in ROWS:
             sizes = walks.routings(rng, ROUTINGS, rows, shape.experts.count, shape.experts.per_token)
@@ -61,29 +58,12 @@ def show(record) -> None:
                     record.figure(key, float(np.max(told)), at_most=READ)
     python = compilers.python(record.root, "compile-experts")
 
-    def compiled(*words: str) -> dict:
-        said = record.said("scripts/compile_tier/whole_programs.py", *words, timeout_s=LIMIT_S, python=python)
-        return json.loads(said.splitlines()[-1])
+    planted = compilers.whole_program(record, python, "planted_experts")
+    record.figure("planted_dense_products", planted["dense_products"], at_least=1)
 
-    record.figure("planted_dense_products", compiled("planted_experts")["dense_products"], at_least=1)
-    programs = [
-        (program, model, where)
-        for model, (_, slices) in whole_programs.EXPERTS.items()
-        for where in slices
-        for program in ("train", "rows", "swap")
-    ]
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        told = list(pool.map(lambda words: record.cached("-".join(words), lambda: compiled(*words)), programs))
-    for (program, model, where), found in zip(programs, told, strict=True):
-        layers = len(PRESETS[model].expert_layers) if program == "rows" else 1
-        bounds = {
-            "cpu_s": {"at_most": CPU_S},
-            "memory_mib": {"at_most": found.pop("hbm_mib")},
-            "dense_products": {"equals": 0},
-            "kernels": {"at_least": 3 * layers},
-            "exchange_over_floor": {"at_least": LEAST.get(program, 0), "at_most": SLACK},
-            "through_host": {"equals": 0},
-        } | ({"copied_matrices": {"equals": 0}} if program == "rows" else {})
-        for name, value in found.items():
-            figure = round(value, 4) if isinstance(value, float) else value
-            record.figure(f"{model}.{where}.{program}.{name}", figure, **bounds.get(name, {}))
+    def more(program: str) -> dict:
+        exchange = {"at_least": LEAST.get(program, 0), "at_most": SLACK}
+        copied = {"copied_matrices": {"equals": 0}} if program == "rows" else {}
+        return {"exchange_over_floor": exchange} | copied
+
+    compilers.whole_programs(record, python, {model: where for model, (_, where) in EXPERTS.items()}, more)

@@ -2,7 +2,7 @@
 
 Train step, row program and weight swap of each preset are compiled in the environment of the compile tier
 (scripts/compile_tier/whole_programs.py says what is counted). Of every program:
-- the compiler takes at most CPU_S seconds of a CPU
+- the compiler takes at most compilers.CPU_S seconds of a CPU
 - the memory of a device holds it, with what lies beside it in a run
 - a swap goes through no host memory
 
@@ -13,21 +13,16 @@ find more than OVER times their bytes in it. In the same loop without the copy i
 
 from __future__ import annotations
 
-import concurrent.futures
-import json
 import sys
 
 import compilers
 from record import ROOT
 
-from jaxrl_post.models.presets import PRESETS
-
 sys.path.append(str(ROOT / "scripts" / "compile_tier"))
-import whole_programs
+from whole_programs import HYBRIDS
 
 MINUTES = 40.0
 PLATFORM = "cpu"
-LIMIT_S = 1800
 SOURCES = (
     "scripts/compile_tier",
     "scripts/collectives.py",
@@ -38,37 +33,13 @@ SOURCES = (
     "configs/models/gsm8k_qwen3_5.py",
     "configs/models/gsm8k_gemma4.py",
 )
-CPU_S, OVER, AT_ONCE = 250, 1.15, 2
+OVER = 1.15
 
 
 def show(record) -> None:
     python = compilers.python(record.root, "compile-hybrids")
-
-    def compiled(*words: str) -> dict:
-        said = record.said("scripts/compile_tier/whole_programs.py", *words, timeout_s=LIMIT_S, python=python)
-        return json.loads(said.splitlines()[-1])
-
-    planted = compiled("planted_states")
+    planted = compilers.whole_program(record, python, "planted_states")
     record.figure("planted.once_over_floor", round(planted["once_over_floor"], 4), at_most=OVER)
     record.figure("planted.copied_over_floor", round(planted["copied_over_floor"], 4), at_least=OVER)
-    programs = [
-        (program, model, where)
-        for model, (_, slices) in whole_programs.HYBRIDS.items()
-        for where in slices
-        for program in ("train", "rows", "swap")
-    ]
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        told = list(pool.map(lambda words: record.cached("-".join(words), lambda: compiled(*words)), programs))
-    for (program, model, where), found in zip(programs, told, strict=True):
-        layers = len(PRESETS[model].expert_layers) if program == "rows" else 1
-        bounds = {
-            "cpu_s": {"at_most": CPU_S},
-            "memory_mib": {"at_most": found.pop("hbm_mib")},
-            "dense_products": {"equals": 0},
-            "kernels": {"at_least": 3 * layers},
-            "through_host": {"equals": 0},
-            "decode_over_floor": {"at_most": OVER},
-        }
-        for name, value in found.items():
-            figure = round(value, 4) if isinstance(value, float) else value
-            record.figure(f"{model}.{where}.{program}.{name}", figure, **bounds.get(name, {}))
+    slices = {model: where for model, (_, where) in HYBRIDS.items()}
+    compilers.whole_programs(record, python, slices, lambda program: {"decode_over_floor": {"at_most": OVER}})

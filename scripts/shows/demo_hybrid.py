@@ -9,11 +9,7 @@
 
 from __future__ import annotations
 
-import operator
-
 import learning
-
-from jaxrl_post import config
 
 MINUTES = 20.0
 PLATFORM = "cpu"
@@ -21,13 +17,10 @@ PLATFORM = "cpu"
 SEEDS, AFTER = (0, 1, 2), 0.6
 HYBRID, SFT = "configs/demo/hybrid.py", "configs/demo/hybrid_sft.py"
 LIMIT_S = 1200.0  # of one run
-# What makes another file's run one of configs/demo/hybrid.py.
-RECIPE = ("model.path", "steps", "optimizer.lr", "eval.every", "checkpoint.every")
 
 
 def show(record) -> None:
-    recipe = config.load(str(record.root / HYBRID))
-    same = [f"--config.{name}={operator.attrgetter(name)(recipe)}" for name in RECIPE]
+    same = learning.recipe(record, HYBRID)
     found = record.cached("pipelined", lambda: _learnt(record, "configs/demo/pipeline.py", *same))
     learning.learns(record, "pipelined", found, after=AFTER)
     learning.controls_learn_nothing(record, lambda *flags: _learnt(record, HYBRID, *flags), "--config.eval.every=0")

@@ -10,11 +10,7 @@
 
 from __future__ import annotations
 
-import operator
-
 import learning
-
-from jaxrl_post import config
 
 MINUTES = 20.0
 PLATFORM = "cpu"
@@ -23,16 +19,12 @@ SEEDS, AFTER = (0, 1, 2), 0.6
 MOE, SFT = "configs/demo/moe.py", "configs/demo/moe_sft.py"
 LIMIT_S = 1200.0  # of one run
 METRICS = ("training/router_mismatch", "training/router_drift", "off_policy/max")
-RECIPE = (  # what makes another file's run one of configs/demo/moe.py
-    *("model.path", "steps", "optimizer.lr", "eval.every", "checkpoint.every"),
-    *("algorithm.router_replay", "algorithm.router_aux_loss_coef", "algorithm.router_z_loss_coef"),
-)
+ROUTING = ("algorithm.router_replay", "algorithm.router_aux_loss_coef", "algorithm.router_z_loss_coef")
 WITHOUT = "--config.algorithm.router_replay=False"
 
 
 def show(record) -> None:
-    recipe = config.load(str(record.root / MOE))
-    same = [f"--config.{name}={operator.attrgetter(name)(recipe)}" for name in RECIPE]
+    same = learning.recipe(record, MOE, *ROUTING)
     arms = {
         "pipelined": ("configs/demo/pipeline.py", *same),
         "pipelined_without_replay": ("configs/demo/pipeline.py", *same, WITHOUT),

@@ -11,12 +11,9 @@ The planted fault is the loop in jnp, which moves states in every turn. The coun
 from __future__ import annotations
 
 import json
-import operator
 
 import compilers
 import learning
-
-from jaxrl_post import config
 
 MINUTES = 12.0
 PLATFORM = "cpu"
@@ -30,13 +27,6 @@ SOURCES = (
 )
 TARGETS = ("v6e", "sm_90")
 HYBRID = "configs/demo/hybrid.py"
-RECIPE = (
-    "model.path",
-    "steps",
-    "optimizer.lr",
-    "eval.every",
-    "checkpoint.every",
-)  # what makes another file's run one of it
 BOUNDS = {
     "lines_that_move_states": {"equals": 1},
     "in_place": {"equals": 1.0},
@@ -58,7 +48,6 @@ def show(record) -> None:
         planted = record.cached(f"{target}-planted", lambda target=target: compiled(target, "planted"))
         record.figure(f"{target}.planted_lines_that_move_states", planted["lines_that_move_states"], at_least=2)
 
-    recipe = config.load(str(record.root / HYBRID))
-    same = [f"--config.{name}={operator.attrgetter(name)(recipe)}" for name in RECIPE]
+    same = learning.recipe(record, HYBRID)
     found = record.cached("drafts", lambda: learning.drafts(record, *same, timeout_s=LIMIT_S))
     learning.drafts_save_steps(record, found, times=1.25)

@@ -35,11 +35,8 @@ def kept(config: Config, model: decoder.ModelConfig, shards: int) -> dict[str, i
     states = cache_kinds.states(m.kept)
     read = sum(m.heads * one.head_dim for one in cache_kinds.paged(m.kept)) + sum(one.values for one in states)
     stream, attended = m.embed, read // ways
-    products = (
-        attended
-        + cache_kinds.held(m.kept, ways)
-        + sum(one.inputs + one.values + 2 * one.value_heads for one in states) // ways
-    )
+    mixed = sum(one.inputs + one.values + 2 * one.value_heads for one in states)  # with decays and rates
+    products = attended + cache_kinds.held(m.kept, ways) + mixed // ways
     added = m.layer_embeds + m.embed if m.layer_embeds else 0
     projected = products + m.layers * (2 * m.widest // ways + m.embed + added)
     values = {
