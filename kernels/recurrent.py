@@ -72,7 +72,10 @@ def _one_by_one(kernel: Callable) -> Callable:
 
     @run.def_vmap
     def mapped(size: int, batched: Any, *given: Any) -> tuple:
-        assert all(jax.tree.leaves(batched)), "every argument of a mapped walk has the mapped axis"
+        def spread(x: Array, has: bool) -> Array:
+            return x if has else jnp.broadcast_to(x, (size, *x.shape))
+
+        given = jax.tree.map(spread, given, tuple(batched))
         if size == 1:
             return jax.tree.map(lambda x: x[None], run(*jax.tree.map(lambda x: x[0], given))), (True, True)
         return jax.lax.map(lambda each: run(*each), given), (True, True)

@@ -153,3 +153,16 @@ def test_a_walk_on_tpu_fetches_each_state_once_and_no_pending_row_for_nothing(co
         assert states.tolist() == np.flatnonzero(counts).tolist()
         fetched = [slot for slot, before in zip(pending, [-1, *pending[:-1]], strict=True) if slot != before]
         assert fetched == [slot for slot in states if again[slot]]
+
+
+@pytest.mark.parametrize("drafted", [0, 2])
+def test_each_replica_has_the_kernel_with_drafts_and_without(drafted):
+    """Lowered for a TPU alone: Triton asks for a device, and the compile tier lowers for one."""
+    kind = RecurrentState(key_heads=8, value_heads=8, key_dim=128, value_dim=128, width=W)
+    one, wide = jnp.zeros(S, jnp.int32), jnp.zeros((R, 8, 128))
+    rows, rates = SlotRows(one, one, one, one), jnp.zeros((R, 8))
+    weights = Inputs(*(jnp.zeros((W, 8, 128)),) * 3)
+    given = recurrent_rows.empty(S, drafted, kind, jnp.float32), rows, jnp.zeros(R, jnp.int32), Inputs(*(wide,) * 3)
+    replicas = jax.tree.map(lambda x: x[None], (*given, rates, rates, weights))
+    text = jax.jit(jax.vmap(recurrent_rows.read)).trace(*replicas).lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("@tpu_custom_call") == 1

@@ -25,13 +25,14 @@ SLOTS = 56
 FREE = ("parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional")
 
 
-def compiled(mesh: Any, slots: int, rows: int, options: dict, kernels: bool = True) -> tuple[Any, Any]:
-    """Returns recurrent_rows.read of one layer for one device of a mesh, and the shapes of its cache."""
+def compiled(mesh: Any, slots: int, rows: int, drafted: int, options: dict, kernels: bool = True) -> tuple[Any, Any]:
+    """Returns recurrent_rows.read of one layer for one device of a mesh, and the shapes of its cache.
+
+    `drafted`: rows that a slot may have pending."""
     import jax
     import jax.numpy as jnp
 
     from jaxrl_post.engine import recurrent_rows
-    from jaxrl_post.engine.host.wire import STATE_ROWS
     from jaxrl_post.models import cache_kinds
     from jaxrl_post.models.gated_delta import Inputs
     from jaxrl_post.models.presets import PRESETS
@@ -46,7 +47,7 @@ def compiled(mesh: Any, slots: int, rows: int, options: dict, kernels: bool = Tr
         shared, values = (kind.key_heads, kind.key_dim), (kind.value_heads, kind.value_dim)
         return Inputs(*(shape(count, *each, dtype=dtype) for each in (shared, shared, values)))
 
-    cache = jax.eval_shape(lambda: recurrent_rows.empty(slots, STATE_ROWS, kind, jnp.bfloat16))
+    cache = jax.eval_shape(lambda: recurrent_rows.empty(slots, drafted, kind, jnp.bfloat16))
     by_slot = recurrent_rows.SlotRows(*(shape(slots, dtype=jnp.int32),) * 4)
     rates = (shape(rows, kind.value_heads),) * 2
     given = cache, by_slot, shape(rows, dtype=jnp.int32), inputs(rows, jnp.bfloat16), *rates
@@ -108,10 +109,8 @@ def figures(target: str, kernels: bool) -> dict[str, float]:
     import traffic
     from targets import TARGETS
 
-    from jaxrl_post.engine.host.wire import STATE_ROWS
-
     chip, rows = TARGETS[target], SLOTS * (1 + STATE_ROWS)
-    made, cache = compiled(chip.mesh(chip.one), SLOTS, rows, {}, kernels)
+    made, cache = compiled(chip.mesh(chip.one), SLOTS, rows, STATE_ROWS, {}, kernels)
     text = made.as_text()
     moving = lines_that_move(text, cache.state.shape)
     found = {"lines_that_move_states": len(moving)}

@@ -19,6 +19,7 @@ import pytest
 import recurrent
 from targets import TARGETS, memory
 
+from jaxrl_post.engine.host.wire import STATE_ROWS
 from jaxrl_post.kernels import attention, choice, flash_gpu, grouped, thresholds, verify
 from jaxrl_post.launch.plan import chips, device_less
 from jaxrl_post.parallel import mesh as meshes
@@ -192,7 +193,7 @@ def test_recurrent_rows(target, kernels, table):
     Without kernels, the loop in jnp is planted. There other lines move states in every turn."""
     chip, slots, rows = TARGETS[target], 64, 256
     start, options = time.monotonic(), {SPILLING: True} if chip.platform == "cuda" else {}
-    compiled, cache = recurrent.compiled(chip.mesh(chip.one), slots, rows, options, kernels)
+    compiled, cache = recurrent.compiled(chip.mesh(chip.one), slots, rows, STATE_ROWS, options, kernels)
     text, used = compiled.as_text(), memory(compiled)
     moving = recurrent.lines_that_move(text, cache.state.shape)
     if not kernels:
@@ -214,10 +215,12 @@ def test_recurrent_rows(target, kernels, table):
     assert used["temp"] <= bound
 
 
-@pytest.mark.parametrize("where", ["a100", "l4", "b200"])
-def test_recurrent_rows_on_other_gpus(where):
+@pytest.mark.parametrize("drafted", [0, STATE_ROWS])
+@pytest.mark.parametrize("where", ["h100", "a100", "l4", "b200"])
+def test_recurrent_rows_on_gpus_with_drafts_and_without(where, drafted):
     """The compiler fails where a register is spilled."""
-    made, cache = recurrent.compiled(device_less.mesh(chips.read(where), (1, 1, 1, 1)), 64, 256, {SPILLING: True})
+    mesh = device_less.mesh(chips.read(where), (1, 1, 1, 1))
+    made, cache = recurrent.compiled(mesh, 64, 256, drafted, {SPILLING: True})
     assert len(recurrent.lines_that_move(made.as_text(), cache.state.shape)) == 1
 
 
