@@ -109,6 +109,8 @@ def figures(target: str, kernels: bool) -> dict[str, float]:
     import traffic
     from targets import TARGETS
 
+    from jaxrl_post.engine.host.wire import STATE_ROWS
+
     chip, rows = TARGETS[target], SLOTS * (1 + STATE_ROWS)
     made, cache = compiled(chip.mesh(chip.one), SLOTS, rows, STATE_ROWS, {}, kernels)
     text = made.as_text()
