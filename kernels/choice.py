@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_post.kernels import attention, flash_gpu, flash_tpu, grouped, hardware, recurrent, verify
+from jaxrl_post.kernels import attention, delta_rule_tpu, flash_gpu, flash_tpu, grouped, hardware, recurrent, verify
 
 OF_PACKED_ROWS = {"tpu": flash_tpu, "cuda": flash_gpu}
 
@@ -97,3 +97,25 @@ def recurrent_line(device: Any, kind: Any, *, ways: int, rows: int) -> str:
         f"the {platform} kernel needs {kernel.NEEDS}; here are states of {kind.key_dim} x {kind.value_dim} and {rows} rows"
     )
     return f"kernels: jnp walks recurrent rows and moves all states in every turn, because {reason}"
+
+
+def of_delta_rule(device: Any) -> Any:
+    """Returns the module whose kernels compute the learner's gated delta rule on `device` where they serve a shape, or None."""
+    return delta_rule_tpu if device.platform == "tpu" and not hardware.without_kernels(device) else None
+
+
+def delta_rule_line(device: Any, kind: Any, *, ways: int, tokens: int) -> str:
+    """Returns the line that says why XLA computes the learner's gated delta rule on an accelerator, or nothing.
+
+    kind: a models.cache_kinds.RecurrentState, whose heads are divided over `ways` devices. tokens: of a packed row.
+    """
+    if device.platform == "cpu":
+        return ""
+    kernel, heads = of_delta_rule(device), (kind.key_heads // ways, kind.value_heads // ways)
+    if kernel and kernel.serves(jnp.float32, *heads, kind.key_dim, kind.value_dim, tokens):
+        return ""
+    reason = hardware.without_kernels(device) if device.platform == "tpu" else "the kernel is written for TPUs"
+    reason = reason or (
+        f"the tpu kernel needs {kernel.NEEDS}; here are states of {kind.key_dim} x {kind.value_dim} and rows of {tokens} tokens"
+    )
+    return f"kernels: XLA's products compute the learner's gated delta rule, because {reason}"

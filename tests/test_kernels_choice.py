@@ -147,3 +147,20 @@ def test_what_walks_recurrent_rows_is_said(one, sides, ways, said):
         rows=256,
     )
     assert said in line and bool(said) == bool(line)
+
+
+@pytest.mark.parametrize(
+    "one, sides, tokens, said",
+    [
+        (CPU, (16, 16), 100, ""),
+        (V5E, (128, 128), 4096, ""),
+        (V5E, (128, 64), 4096, "because the tpu kernel needs float32 states whose sides are 128"),
+        (V5E, (128, 128), 100, "here are states of 128 x 128 and rows of 100 tokens"),
+        (device("tpu", "TPU v3"), (128, 128), 4096, "for TPU v5 and later, and this is TPU v3"),
+        (H100, (128, 128), 4096, "because the kernel is written for TPUs"),
+    ],
+)
+def test_what_computes_the_learners_delta_rule_is_said(one, sides, tokens, said):
+    kind = RecurrentState(key_heads=16, value_heads=32, key_dim=sides[0], value_dim=sides[1], width=4)
+    line = choice.delta_rule_line(one, kind, ways=2, tokens=tokens)
+    assert said in line and bool(said) == bool(line)

@@ -1,16 +1,19 @@
-"""The gated delta rule by chunks and token by token, against a loop in numpy's float64 and the loop's own gradient."""
+"""The gated delta rule by chunks, by the TPU's kernel and token by token, against a loop in numpy's float64.
+
+Gradients are held to those of the rule token by token."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_post.kernels import delta_rule_tpu
 from jaxrl_post.models import gated_delta
 from jaxrl_post.models.gated_delta import Tokens
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-B, T, H, K, V, CHUNK = 2, 41, 2, 6, 5, 8
+B, T, H, K, V, CHUNK = 2, 41, 4, 6, 5, 8
 SEGMENTS = np.repeat(
     [[0, 1, 2, 3, 4, 5], [4, 5, 6, 7, 8, 9]], [3, 1, 14, 8, 9, 6], axis=1
 )  # one begins with a chunk, one has a token
@@ -53,38 +56,59 @@ def by_steps(tokens: Tokens) -> jax.Array:
     return jnp.concatenate(parts).reshape(B, T, H, V)
 
 
+def by_chunks(tokens: Tokens) -> jax.Array:
+    return gated_delta.packed(tokens, jnp.asarray(SEGMENTS), CHUNK)
+
+
+def by_kernel(tokens: Tokens) -> jax.Array:
+    """The same by the kernel, interpreted, in whole chunks."""
+
+    def whole(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, [(0, 0), (0, -T % CHUNK), *[(0, 0)] * (x.ndim - 2)], mode="edge")
+
+    given = jax.tree.map(whole, (tokens, jnp.asarray(SEGMENTS)))
+    return delta_rule_tpu.packed(*given, delta_rule_tpu.How(CHUNK, H // 2, interpret=True))[:, :T]
+
+
 @pytest.mark.parametrize("dtype", BOUND, ids=lambda dtype: dtype.__name__)
 def test_chunks_and_steps_are_the_rule(dtype):
     with jax.enable_x64(dtype == np.float64):
         tokens = made(dtype)
         expected = loop(tokens)
-        for out in (gated_delta.packed(tokens, jnp.asarray(SEGMENTS), CHUNK), by_steps(tokens)):
+        for run in (by_chunks, by_steps, by_kernel):
+            out = jax.jit(run)(tokens)
             assert (
                 out.dtype == dtype and np.abs(np.asarray(out) - expected).max() <= BOUND[dtype] * np.abs(expected).max()
             )
 
 
-def test_the_gradient_of_chunks_is_that_of_steps():
+@pytest.mark.parametrize("run", [by_chunks, by_kernel])
+def test_the_gradient_is_that_of_steps(run):
+    """Two value heads share the query and the key of one key head."""
     with jax.enable_x64(True):
         tokens, probe = made(np.float64), np.random.default_rng(4).normal(size=(B, T, H, V))
+        tokens = tokens._replace(q=tokens.q[:, :, ::2], k=tokens.k[:, :, ::2])
 
         def slopes(run):
             return jax.jit(jax.grad(lambda tokens: jnp.sum(run(tokens) * probe)))(tokens)
 
-        found, expected = slopes(lambda x: gated_delta.packed(x, jnp.asarray(SEGMENTS), CHUNK)), slopes(by_steps)
+        each = gated_delta.per_value_head
+        found = slopes(run if run is by_kernel else lambda x: run(each(x)))
+        expected = slopes(lambda x: by_steps(each(x)))
         for own, exact in zip(found, expected, strict=True):
             assert np.abs(own - exact).max() <= 1e-12 * np.abs(exact).max()
 
 
-def test_strong_decay_leaves_numbers_finite():
+@pytest.mark.parametrize("run", [by_chunks, by_kernel])
+def test_strong_decay_leaves_numbers_finite(run):
     """exp(G_i - G_j) of later tokens would overflow, and so would sums over a boundary."""
     tokens = made(np.float32)
     tokens = tokens._replace(g=tokens.g * 1e4)
 
     def total(tokens):
-        return jnp.sum(gated_delta.packed(tokens, jnp.asarray(SEGMENTS), CHUNK) ** 2)
+        return jnp.sum(run(tokens) ** 2)
 
-    assert all(np.isfinite(x).all() for x in jax.grad(total)(tokens))
+    assert all(np.isfinite(x).all() for x in jax.jit(jax.grad(total))(tokens))
 
 
 def test_a_token_that_is_not_live_changes_no_state():

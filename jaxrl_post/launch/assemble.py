@@ -321,8 +321,7 @@ def compiled_learner(
 ) -> Learner:
     """Builds the learner and compiles its programs, with the state of the checkpoint, if any."""
     learner = parts.learner(config, start.model, start.load_params, devices, start.adapter)
-    attention = parts.training_attention(config, start.model, devices)[1]
-    for line in filter(None, (attention, parts.experts_line(start.model, devices.learner, config.model.compute_dtype))):
+    for line in parts.references_of_training(config, start.model, devices):
         say(line)
     learner.compile()
     exchange.meet()

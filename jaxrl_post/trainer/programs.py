@@ -23,6 +23,7 @@ from jaxrl_post.algorithms.correction import off_policy
 from jaxrl_post.algorithms.kl_estimators import KL_ESTIMATORS
 from jaxrl_post.algorithms.logprobs import log_ratio
 from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
+from jaxrl_post.kernels import choice
 from jaxrl_post.models import decoder, experts, layer_loop, lora
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer import attention, embedding, recurrence, routing, split_head
@@ -182,7 +183,7 @@ def routed_hidden(
         loop=recipe.loop,
         rows=recipe.embed,
         routing=ways,
-        recur=recurrence.packed(batch.segment_ids, heads),
+        recur=recurrence.packed(batch.segment_ids, heads, choice.of_delta_rule(recipe.mesh.devices.flat[0])),
     )
     h = jax.lax.with_sharding_constraint(h.reshape(B, T, -1), meshes.batch_sharding(recipe.mesh))
     return h, jax.tree.map(lambda x: x.reshape(B, T), routed)

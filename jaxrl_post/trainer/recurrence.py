@@ -5,6 +5,7 @@ Invariant: state and convolution begin with zeros in every segment. A token depe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +18,17 @@ from jaxrl_post.models.gated_delta import Inputs
 from jaxrl_post.parallel import mesh as meshes
 
 
-def packed(segment_ids: Int[Array, "B T"], sharding: jax.sharding.NamedSharding | None = None) -> Callable:
+def packed(
+    segment_ids: Int[Array, "B T"], sharding: jax.sharding.NamedSharding | None = None, kernel: Any = None
+) -> Callable:
     """Returns `recur` for hidden states whose tokens are flattened to [B*T], as the decoder wants them.
 
     Args:
       sharding: of inputs as [B, T, heads, size] (mesh.heads_sharding), or None on one device.
+      kernel: the module whose kernel computes the shapes that it serves (kernels/choice.of_delta_rule), or None.
     """
     B, T = segment_ids.shape
-    run = meshes.by_rows_and_state_heads(sharding, _read)
+    run = meshes.by_rows_and_state_heads(sharding, functools.partial(_read, kernel))
 
     def recur(
         layer: int | Int[Array, ""],
@@ -61,8 +65,14 @@ def by_text(positions: Int[Array, " R"], owners: Int[Array, " R"], starts: Int[A
     return recur
 
 
-def _read(inputs: Inputs, g: Array, beta: Array, weights: Inputs, segment_ids: Array) -> Float[Array, "B T H V"]:
+def _read(
+    kernel: Any, inputs: Inputs, g: Array, beta: Array, weights: Inputs, segment_ids: Array
+) -> Float[Array, "B T H V"]:
     """Returns what every token reads, in float32 or wider. inputs [B, T, heads, size], g and beta [B, T, H]."""
     wide = jnp.promote_types(inputs.v.dtype, jnp.float32)
     made = jax.tree.map(lambda x, w: gated_delta.convolved(x.astype(wide), w, segment_ids), inputs, weights)
-    return gated_delta.packed(gated_delta.tokens(made, g, beta), segment_ids)
+    tokens = gated_delta.keyed(made, g, beta)
+    (_, T, h, K), (H, V) = tokens.k.shape, tokens.v.shape[2:]
+    if kernel is not None and kernel.serves(wide, h, H, K, V, T):
+        return kernel.packed(tokens, segment_ids)
+    return gated_delta.packed(gated_delta.per_value_head(tokens), segment_ids)

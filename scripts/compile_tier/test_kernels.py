@@ -22,6 +22,7 @@ from targets import TARGETS, memory
 from jaxrl_post.engine.host.wire import STATE_ROWS
 from jaxrl_post.kernels import attention, choice, flash_gpu, grouped, thresholds, verify
 from jaxrl_post.launch.plan import chips, device_less
+from jaxrl_post.models import gated_delta
 from jaxrl_post.parallel import mesh as meshes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -212,6 +213,35 @@ def test_recurrent_rows(target, kernels, table):
         hbm_mib=chip.hbm / MIB,
     )
     assert len(moving) == 1 and moving[0].operation == "custom-call" and 0 in moving[0].aliased
+    assert used["temp"] <= bound
+
+
+@pytest.mark.parametrize("target", [name for name, chip in TARGETS.items() if chip.platform == "tpu"])
+def test_the_delta_rule_of_packed_rows(target, table):
+    """Forward and backward of one row of a layer of Qwen3.5-9B. Beside the states before chunks, arrays may exist twice."""
+    chip, tokens, (h, H, side) = TARGETS[target], 4096, (16, 32, 128)
+    mesh = chip.mesh(chip.one)
+    kernel = choice.of_delta_rule(mesh.devices.flat[0])
+    assert kernel.serves(jnp.float32, h, H, side, side, tokens)
+    sizes = ((h, side), (h, side), (H, side), (H,), (H,))
+    given = [jax.ShapeDtypeStruct((1, tokens, *x), jnp.float32, sharding=meshes.replicated(mesh)) for x in sizes]
+    ids = jax.ShapeDtypeStruct((1, tokens), jnp.int32, sharding=meshes.replicated(mesh))
+
+    def total(given, ids):
+        return jnp.sum(kernel.packed(gated_delta.Tokens(*given), ids) ** 2)
+
+    start = time.monotonic()
+    compiled = jax.jit(jax.grad(total)).lower(given, ids).compile()
+    used, states = memory(compiled), 4 * tokens // kernel.CHUNK * H * side * side
+    bound = states + 2 * 4 * tokens * side * (4 * h + 6 * H)
+    table(
+        "delta rule of packed rows, Qwen3.5-9B",
+        target,
+        seconds=round(time.monotonic() - start, 2),
+        temp_mib=used["temp"] / MIB,
+        temp_bound_mib=bound / MIB,
+    )
+    assert all(name in compiled.as_text() for name in ("delta_rule", "delta_rule_backward"))
     assert used["temp"] <= bound
 
 

@@ -177,6 +177,16 @@ def training_attention(config: Config, model: decoder.ModelConfig, devices: Devi
     return next((one for one in found if one[0] is None), found[0])
 
 
+def references_of_training(config: Config, model: decoder.ModelConfig, devices: DevicePlan) -> list[str]:
+    """Returns a line for each part of the learner that has no kernel on this accelerator, and one on its experts."""
+    tensor, first = devices.learner.shape["tensor"], devices.learner.devices.flat[0]
+    sizes = dict(ways=tensor, tokens=config.batch.tokens)
+    lines = [choice.delta_rule_line(first, one, **sizes) for one in cache_kinds.states(model.kept)]
+    attention = training_attention(config, model, devices)[1]
+    experts = experts_line(model, devices.learner, config.model.compute_dtype)
+    return [line for line in dict.fromkeys((attention, *lines, experts)) if line]
+
+
 def pace(config: Config, replica: Callable[[], ReplicaCapacity], table: step_cost.StepCost | None) -> Pace | None:
     """How long an optimizer step keeps new weights from an engine that goes on meanwhile; None: it rests. `table`: the run's
     own costs. Where it does not tell that of a trained token, this is GRADIENT forward passes."""
@@ -454,7 +464,7 @@ def _without_kernels(config: Config, start: Inputs, devices: DevicePlan) -> list
     layout, mesh = next(iter(devices.engine.items()))
     generates = config.engine.name == "rows" or start.held_out
     own = references(start.model, mesh, layout, engine_sizes(config, layout)) if generates else []
-    return [line for line in (training_attention(config, start.model, devices)[1], *own) if line]
+    return list(dict.fromkeys((*references_of_training(config, start.model, devices), *own)))
 
 
 def engines(
