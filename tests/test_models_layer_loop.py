@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import made_groups
 import numpy as np
 import pytest
-from dense_attend import dense
+from dense_attend import dense, in_order
 from test_models_decoder import config_of, shaken, text
 
 from jaxrl_post.models import decoder, layer_loop
-from jaxrl_post.models.model_config import Experts
+from jaxrl_post.models.model_config import Experts, LinearAttention
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 EXACT, SINGLE = 1e-12, 5e-6
@@ -35,6 +35,11 @@ LENT = dataclasses.replace(config_of("qk_norm"), layers=7, windows=(5, 5, None, 
 # Its embeddings of each layer are cut for three scans and two layers outside of them.
 GIVEN = dataclasses.replace(LENT, layer_embeds=6)
 BESIDE = dataclasses.replace(config_of("all"), layers=3, windows=(4, 4, None), experts=Experts(5, 2, 7, beside=True))
+# Of two periods. The experts of the first layers are beside no feed-forward, so those have no pair of gate and up.
+STATES = dataclasses.replace(
+    config_of("qk_norm"), layers=4, windows=(), linear=LinearAttention(2, 4, 3, 5, 4, layers=(0, 2)),
+    experts=Experts(5, 2, 7, dense_layers=(1, 3)),
+)  # fmt: skip
 ALIKE = dataclasses.replace(config_of("qkv_bias"), layers=3, windows=(4, 4, 4))
 
 
@@ -48,8 +53,9 @@ def loss(params, config, tokens, dtype, **how):
         return out, cache + (layer + 1) * jnp.sum(k, dtype=cache.dtype)
 
     start = jnp.zeros((), jnp.promote_types(dtype, jnp.float32))
+    loop = layer_loop.LayerLoop(**how)
     h, cache = decoder.hidden(
-        params, config, tokens[None], positions, attend, start, dtype=dtype, loop=layer_loop.LayerLoop(**how)
+        params, config, tokens[None], positions, attend, start, dtype=dtype, loop=loop, recur=in_order
     )
     return jnp.sin(decoder.logits(params, config, h)).sum() + cache
 
@@ -74,6 +80,7 @@ def worst(a, b):
         (BESIDE, {"policy": "projections", "paired": True}),
         (LENT, {"policy": "full", "paired": True}),
         (GIVEN, {"policy": "projections", "paired": True, "placed": True}),
+        (STATES, {"policy": "full", "paired": True, "placed": True}),
         *(
             pytest.param(*one, marks=pytest.mark.shown("exact-scale"))
             for one in ((MIXED, {}), (ALIKE, {"policy": "full"}), (ALIKE, {"paired": True, "row_major": True}))
@@ -87,6 +94,7 @@ def worst(a, b):
         "beside",
         "lent",
         "given",
+        "states",
         "mixed_kept",
         "alike",
         "alike_paired",
