@@ -38,7 +38,8 @@ def in_order(layer, inputs, g, beta, weights, cache):
     """recur for inputs [B, T, heads, size]: each of B texts token by token, from a state of zeros."""
     one = jnp.zeros(g.shape[:2], jnp.int32)
     made = jax.tree.map(lambda x, w: gated_delta.convolved(x.astype(w.dtype), jnp.asarray(w), one), inputs, weights)
-    tokens = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), gated_delta.tokens(made, g, beta))
+    tokens = gated_delta.per_value_head(gated_delta.keyed(made, g, beta))
+    tokens = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tokens)
     start = jnp.zeros((*tokens.k.shape[1:], tokens.v.shape[-1]), tokens.v.dtype)
     _, out = gated_delta.steps(start, tokens, jnp.ones(one.T.shape, bool))
     return jnp.moveaxis(out, 0, 1), cache

@@ -437,7 +437,7 @@ FAULTS: dict[str, dict[str, Callable | Computed]] = {
         "gates_behind_all_queries": layers_with("q", gates_behind_all_queries),
         "gates_without_a_sigmoid": Computed(jax.nn, "sigmoid", lambda right, x: jnp.ones_like(x)),
         "queries_and_keys_swapped": swapped("linear_q", "linear_k"),
-        "key_heads_in_turn": Computed(gated_delta, "tokens", key_heads_in_turn),
+        "key_heads_in_turn": Computed(gated_delta, "keyed", key_heads_in_turn),
         "rates_and_decays_swapped": swapped("linear_rate", "linear_decay"),
         "dt_bias_dropped": neutral("dt_bias", 0),
         "a_log_dropped": neutral("a_log", 0),

@@ -374,8 +374,8 @@ STATE = {
     "state_lost_between_chunks": Computed(
         gated_delta, "_advance", lambda right, state, given: right(jnp.zeros_like(state), given)
     ),
-    "keys_of_any_length": Computed(gated_delta, "tokens", keys_of_any_length),
-    "rates_of_one": Computed(gated_delta, "tokens", lambda right, made, g, beta: right(made, g, jnp.ones_like(beta))),
+    "keys_of_any_length": Computed(gated_delta, "keyed", keys_of_any_length),
+    "rates_of_one": Computed(gated_delta, "keyed", lambda right, made, g, beta: right(made, g, jnp.ones_like(beta))),
 }
 ENGINE = {
     "convolution_tail_of_another_slot": Computed(recurrent_rows, "convolve", of_other_slots("tail")),

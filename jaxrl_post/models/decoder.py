@@ -220,7 +220,7 @@ def hidden(
 
     recur(layer, inputs, g [..., H], beta [..., H], weights, cache) -> (out [..., H, V], cache) is called in the place of
     `attend` in a layer with a recurrent state. inputs, weights: gated_delta.Inputs, of the rows [..., h, K] and [..., H, V], and of
-    the convolution [W, h, K] and [W, H, V]. It computes the convolution, gated_delta.tokens and the rule in float32 or wider.
+    the convolution [W, h, K] and [W, H, V]. It computes the convolution, gated_delta.keyed and the rule in float32 or wider.
 
     Args:
       noise: is added to the embeddings, before embed_scale. None: nothing.

@@ -50,15 +50,11 @@ class Inputs(NamedTuple):
     v: Float[Array, "*tokens H V"]
 
 
-def tokens(convolved: Inputs, g: Float[Array, "*tokens H"], beta: Float[Array, "*tokens H"]) -> Tokens:
+def keyed(convolved: Inputs, g: Float[Array, "*tokens H"], beta: Float[Array, "*tokens H"]) -> Tokens:
     """Returns what the rule reads of convolved inputs, in their dtype: activated, keys and queries of length 1, queries divided by sqrt(K).
 
-    The sum of squares under each length is above 0 by 1e-6, as in transformers."""
-    return per_value_head(keyed(convolved, g, beta))
-
-
-def keyed(convolved: Inputs, g: Float[Array, "*tokens H"], beta: Float[Array, "*tokens H"]) -> Tokens:
-    """Returns `tokens` with the queries and keys of the key heads, [..., h, K]."""
+    Queries and keys are those of the key heads, [..., h, K]. The sum of squares under each length is above 0 by 1e-6, as in
+    transformers."""
     q, k, v = jax.tree.map(jax.nn.silu, convolved)
     q, k = (x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6) for x in (q, k))
     return Tokens(q * q.shape[-1] ** -0.5, k, v, g, beta)
