@@ -202,13 +202,12 @@ def calm(family: str) -> tuple[Any, dict]:
     At the golden weights float32 alone moves a leaf by up to 3e-4 of its largest number, in the plain form too: scores of
     attention and branches of the stream are large there. Here matrices are drawn as at the start of a training, and no
     norm or bias is at rest. Where scores are not scaled, the norm of queries scales them. Norms that write to the stream
-    are divided as such matrices are, by sqrt(2 L). Routers are the golden ones, whose scores lie far apart. What a token
-    reads of a state is nearly 0 where its query hardly meets a key, and a norm divides it by its length. So the config's
-    norms add 1e-2 under their roots: at 1e-5 the plain form in float32 is up to 5.1e-6 off, too.
+    are divided as such matrices are, by sqrt(2 L). Routers are the golden ones, whose scores lie far apart. What a norm
+    divides by its length may be nearly 0: what a token reads of a state where its query hardly meets a key, and embeddings
+    of a layer. So norms add 1e-2 under their roots. At 1e-5 the plain form in float32 is up to 5.1e-6 off, too.
     """
     config, golden = hf.load(arms.GOLDENS / family)
-    if config.linear is not None:
-        config = dataclasses.replace(config, norm_eps=1e-2)
+    config = dataclasses.replace(config, norm_eps=1e-2)
     noise = np.random.default_rng(0)
 
     def leaf(path, drawn, stored):
