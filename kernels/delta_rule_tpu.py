@@ -23,7 +23,7 @@ from jaxrl_post.kernels.pallas_tpu import pl, pltpu
 
 LANES, CHUNK = 128, 64
 BLOCK = 4  # value heads of a visit: their products wait for none of each other's
-MEMORY = 96 << 20  # of the chip, that a kernel may use
+MEMORY = 56 << 20  # of the chip, that a kernel may use
 NEEDS = f"float32 states whose sides are {LANES}, and rows of a multiple of {CHUNK} tokens"
 
 
