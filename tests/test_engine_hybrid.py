@@ -149,8 +149,8 @@ def one_row_less_is_accepted(monkeypatch):
 def a_slot_begins_with_what_is_left_there(monkeypatch):
     real = recurrent_rows.read
 
-    def read(cache, rows, *given):
-        return real(cache, rows._replace(position=recurrent_rows.jnp.maximum(rows.position, 1)), *given)
+    def read(cache, rows, *given, **how):
+        return real(cache, rows._replace(position=recurrent_rows.jnp.maximum(rows.position, 1)), *given, **how)
 
     monkeypatch.setattr(recurrent_rows, "read", read)
 
