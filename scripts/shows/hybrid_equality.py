@@ -19,7 +19,9 @@ FAULTS = 5
 # Files, and which of their tests. Left out: the wide prompt program, which such a model has not, bytes of pages alone, and what counts
 # how far a fixed number of dispatches comes. Dispatches end more often here, where samples of a prompt wait for its state.
 ENGINES = {
-    "test_engine_equality.py": "not sinks and not heads_by_kind and not verify_after_a_swap and not keep_carries_versions",
+    "test_engine_equality.py": (
+        "not sinks and not heads_by_kind and not embeddings_of_each_layer and not verify_after_a_swap and not keep_carries_versions"
+    ),
     "test_engine_carry.py": "not verify_gives and not keep_loses_no_step",
     "test_engine_checkpoint.py": "not re_enter_alike",
     "test_engine_drafting.py": "",
