@@ -124,6 +124,15 @@ def test_a_saved_golden_is_the_golden(tmp_path):
     assert all(np.array_equal(ours.get_tensor(name), theirs.get_tensor(name)) for name in ours.keys())
 
 
+def test_tensors_of_a_layer_have_one_order_in_the_file(tmp_path):
+    """Equal weights make equal files. Runs that are compared byte by byte have tensors in the order of our names."""
+    hf.save(tmp_path / "out", SQUARE, decoder.init(SQUARE, 0))
+    names = list(tensor_file.entries(tmp_path / "out" / "model.safetensors"))
+    first = [name.split(".0.")[1].split(".")[-2] for name in names if ".layers.0." in name]
+    attention, feed_forward = ["k_proj", "o_proj", "q_proj"], ["down_proj", "post_attention_layernorm", "gate_proj"]
+    assert first == ["input_layernorm", *feed_forward, *attention, "up_proj", "v_proj"]
+
+
 def test_tokenizer_files_and_ids_go_along(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     hf.save(

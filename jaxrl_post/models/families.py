@@ -510,7 +510,9 @@ _OUTSIDE = {
 
 
 def tensors(config: ModelConfig) -> dict[str, Tensor]:
-    """Returns every tensor of the files by its name there: embedding, layers, last norm, head."""
+    """Returns every tensor of the files by its name there: embedding, layers, last norm, head.
+
+    Those of a layer are in the order of our names, in which they are written: equal weights make equal files."""
     shapes, (kind, names) = decoder.abstract(config), _names(config)
     out = {_OUTSIDE["embed"]: Tensor((_leaf(("embed",), shapes["embed"].shape),))}
     for index in range(config.layers):
@@ -521,7 +523,7 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
         places = {theirs: expert_files.Place(own) for theirs, own in held.items()}
         if experts is not None:
             places |= dict(expert_files.names(kind, experts))
-        for theirs, (own, part, transposed) in places.items():
+        for theirs, (own, part, transposed) in sorted(places.items(), key=lambda place: place[1].names[0]):
             sizes = {("layers", str(index), name): layer[name].shape for name in own}
             if transposed:
                 # Whole stacks of matrices [outputs, inputs]. Of two of them the rows of one lie behind those of the other.

@@ -27,7 +27,7 @@ ENGINES = {
     "test_engine_drafting.py": "",
     "test_engine_elastic.py": "not one_layout_alone and not fewer_replicas and not drafts_go_on",
     "test_engine_head_rows.py": "",
-    "test_engine_one_read.py": "",
+    "test_engine_one_read.py": "not wide_prompts",
     "test_engine_sharded.py": "",
     "test_engine_speculation.py": "",
     "test_engine_tail_batching.py": "",
