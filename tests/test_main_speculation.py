@@ -83,7 +83,7 @@ def test_the_run_ends_in_the_weights_of_the_one_without_drafts(drafting, bare):
 @pytest.mark.shown("variants")
 def test_so_does_the_papers_drafter(here, bare):  # noqa: F811
     other = run(here, here / "paper", *PAPERS)
-    assert total(other, "spec/num_accepted") > 10
+    assert total(other, "spec/num_accepted") > 4
     same_end(other, bare)
 
 
