@@ -16,9 +16,9 @@ MINUTES = 30.0
 PLATFORM = "cpu"
 ENVIRONMENT = {"LAB_MODEL": "hybrid"}
 FAULTS = 5
-# Files, and which of their tests. Left out: the wide prompt program, which such a model has not, bytes of pages alone, what counts
-# how far a fixed number of dispatches comes, and what needs a step whose groups come in pieces. Dispatches end more often here,
-# where samples of a prompt wait for its state.
+# Files, and which of their tests. Left out: the wide prompt program, which such a model has not, and bytes of pages alone. Left out,
+# too: what counts how far a fixed number of dispatches comes, and what needs a step whose groups come in pieces. Dispatches end
+# more often here, where samples of a prompt wait for its state.
 ENGINES = {
     "test_engine_equality.py": (
         "not sinks and not heads_by_kind and not embeddings_of_each_layer and not verify_after_a_swap and not keep_carries_versions"
