@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 B, T, H, K, V, CHUNK = 2, 41, 4, 6, 5, 8
 SEGMENTS = np.repeat(
-    [[0, 1, 2, 3, 4, 5], [4, 5, 6, 7, 8, 9]], [3, 1, 14, 8, 9, 6], axis=1
+    np.array([[0, 1, 2, 3, 4, 5], [4, 5, 6, 7, 8, 9]], np.int32), [3, 1, 14, 8, 9, 6], axis=1
 )  # one begins with a chunk, one has a token
 BOUND = {np.float64: 1e-12, np.float32: 5e-6}
 
