@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxrl_post.kernels import triangular
 from jaxrl_post.kernels.pallas_tpu import pl, pltpu
 
 LANES, CHUNK = 128, 64
@@ -90,44 +91,23 @@ def chunk(
     """Returns the state behind a chunk, and what its tokens read. before: the segment to which the state belongs."""
     size = len(k)
     row, column = (lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1))
-    upto, under, end = row >= column, row > column, row == size - 1
+    upto, earlier, end = row >= column, row > column, row == size - 1
 
     def upright(x: Array) -> Array:
         """Returns a row [1, C] as a column [C, 1]."""
         return jnp.sum(jnp.where(row == column, x, 0.0), axis=1, keepdims=True)
 
     steps = jnp.where(upto, g, 0.0)
-    decay = jnp.exp(_product(steps, jnp.where(under, 1.0, 0.0)))  # summed from token to token alone
+    decay = jnp.exp(_product(steps, jnp.where(earlier, 1.0, 0.0)))  # summed from token to token alone
     decay = jnp.where((upright(ids) == ids) & upto, decay, 0.0)
     kept = jnp.where(upright(ids) == before, jnp.exp(jnp.sum(steps, axis=1, keepdims=True)), 0.0)
     rate = upright(beta)
-    solved = _inverse(jnp.where(under, _product(k, k, (1, 1)) * rate * decay, 0.0))
+    solved = triangular.inverse(jnp.where(earlier, _product(k, k, (1, 1)) * rate * decay, 0.0))
     moved = _product(solved, rate * (v - kept * _product(k, state)))
     out = _product(_product(q, k, (1, 1)) * decay, moved) + kept * _product(q, state)
     left = upright(jnp.sum(jnp.where(end, decay, 0.0), axis=0, keepdims=True))
     whole = jnp.sum(jnp.where(end[:, :1], kept, 0.0), axis=0, keepdims=True)
     return whole * state + _product(left * k, moved, (0, 0)), out
-
-
-@jax.custom_vjp
-def _inverse(under: Float[Array, "C C"]) -> Float[Array, "C C"]:
-    """Returns the inverse of 1 + `under`, whose numbers on and above the diagonal are 0 (models/gated_delta.py)."""
-    size = len(under)
-    row, column = (lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1))
-    inverse = jnp.where(row == column, 1.0, 0.0)
-    for level in range(size.bit_length() - 1):
-        corners = ((row >> level) % 2 == 1) & ((row >> level) - 1 == column >> level)
-        inverse = inverse - _product(inverse, _product(jnp.where(corners, under, 0.0), inverse))
-    return inverse
-
-
-def _slope(inverse: Array, slope: Array) -> tuple[Array]:
-    row, column = (lax.broadcasted_iota(jnp.int32, inverse.shape, axis) for axis in (0, 1))
-    turned = _product(inverse, _product(slope, inverse, (1, 1)), (0, 0))
-    return (jnp.where(row > column, -turned, 0.0),)
-
-
-_inverse.defvjp(lambda under: (_inverse(under),) * 2, _slope)
 
 
 # ---- the walk

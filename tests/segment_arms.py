@@ -204,7 +204,7 @@ def calm(family: str) -> tuple[Any, dict]:
     norm or bias is at rest. Where scores are not scaled, the norm of queries scales them. Norms that write to the stream
     are divided as such matrices are, by sqrt(2 L). Routers are the golden ones, whose scores lie far apart. What a norm
     divides by its length may be nearly 0: what a token reads of a state where its query hardly meets a key, and embeddings
-    of a layer. So norms add 1e-2 under their roots. At 1e-5 the plain form in float32 is up to 5.1e-6 off, too.
+    of a layer. So norms add 1e-2 under their roots. With 1e-5, the plain form in float32 is as far off.
     """
     config, golden = hf.load(arms.GOLDENS / family)
     config = dataclasses.replace(config, norm_eps=1e-2)

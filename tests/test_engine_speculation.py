@@ -97,7 +97,8 @@ def test_drafts_change_nothing(name, clones):
     one = ready(name, clones)
     assert lab.same_bits(plain(), lab.run(one, ASKED))
     drafted, accepted = spec(one)
-    assert drafted > 100 and accepted <= drafted
+    # Where samples of a prompt wait for its state, fewer of them draft at a time.
+    assert drafted > (100 if lab.MODEL == "hybrid" else 200) and accepted <= drafted
     least = {"random": 0, "ngram": 10, "better_clones": 30 * clones}.get(name, 100)
     assert accepted > least or least == 0, (drafted, accepted)
 

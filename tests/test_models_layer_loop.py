@@ -35,10 +35,10 @@ LENT = dataclasses.replace(config_of("qk_norm"), layers=7, windows=(5, 5, None, 
 # Its embeddings of each layer are cut for three scans and two layers outside of them.
 GIVEN = dataclasses.replace(LENT, layer_embeds=6)
 BESIDE = dataclasses.replace(config_of("all"), layers=3, windows=(4, 4, None), experts=Experts(5, 2, 7, beside=True))
-# Of two periods. The experts of the first layers are beside no feed-forward, so those have no pair of gate and up.
+# Twice a layer with a state and a dense feed-forward, then one with attention and experts.
 STATES = dataclasses.replace(
     config_of("qk_norm"), layers=4, windows=(), linear=LinearAttention(2, 4, 3, 5, 4, layers=(0, 2)),
-    experts=Experts(5, 2, 7, dense_layers=(1, 3)),
+    experts=Experts(5, 2, 7, dense_layers=(0, 2)),
 )  # fmt: skip
 ALIKE = dataclasses.replace(config_of("qkv_bias"), layers=3, windows=(4, 4, 4))
 

@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_post.kernels import triangular
+
 CHUNK = (16, 64)  # least and most tokens of one triangular system
 HOW = dict(precision=jax.lax.Precision.HIGHEST)
 
@@ -134,33 +136,8 @@ def _solved(tokens: Tokens, ids: Array, before: Array) -> _Solved:
 
     met = jnp.einsum("bihk,bjhk->bhij", tokens.k, tokens.k, **HOW) * jnp.moveaxis(tokens.beta, 1, -1)[..., None]
     right = tokens.beta[..., None] * jnp.concatenate([tokens.v, kept[..., None] * tokens.k], axis=-1)
-    moved = jnp.einsum("bhij,bjhr->bhir", _inverse(jnp.tril(met * decay, -1)), right, **HOW)
+    moved = jnp.einsum("bhij,bjhr->bhir", triangular.inverse(jnp.tril(met * decay, -1)), right, **HOW)
     return _Solved(kept, decay, *jnp.split(moved, [tokens.v.shape[-1]], axis=-1))
-
-
-@jax.custom_vjp
-def _inverse(under: Float[Array, "B H C C"]) -> Float[Array, "B H C C"]:
-    """Returns the inverse of 1 + `under`, whose numbers on and above the diagonal are 0. C is a power of two.
-
-    The inverses X and Y of two blocks on the diagonal, with B between them, make that of both together: its corner is -Y B X. So
-    all of it is products of whole matrices. XLA:CPU takes many times as long for triangular systems, and XLA:TPU long to
-    compile products of small blocks.
-    Its gradient is two products: X' = -X A' X of an inverse X."""
-    size = under.shape[-1]
-    inverse = jnp.broadcast_to(jnp.eye(size, dtype=under.dtype), under.shape)
-    for level in range(size.bit_length() - 1):
-        block = jnp.arange(size) >> level
-        corners = (block[:, None] % 2 == 1) & (block[:, None] - 1 == block)
-        inverse = inverse - jnp.matmul(inverse, jnp.matmul(jnp.where(corners, under, 0), inverse, **HOW), **HOW)
-    return inverse
-
-
-def _slope(inverse: Array, slope: Array) -> tuple[Array]:
-    turned = jnp.swapaxes(inverse, -1, -2)
-    return (-jnp.tril(jnp.matmul(turned, jnp.matmul(slope, turned, **HOW), **HOW), -1),)
-
-
-_inverse.defvjp(lambda under: (_inverse(under),) * 2, _slope)
 
 
 def _advance(state: Array, given: tuple[Array, Array, _Solved]) -> tuple[Array, Array]:
