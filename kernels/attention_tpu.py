@@ -26,7 +26,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxrl_post.kernels import row_tiles
-from jaxrl_post.kernels.pallas_tpu import pl, pltpu
+from jaxrl_post.kernels.pallas_tpu import in_hbm, pl, pltpu
 from jaxrl_post.kernels.sinks import joined
 
 LANES, SUBLANES = 128, 8
@@ -211,7 +211,7 @@ def _kernel(shape: _Shape, interpret: Any) -> Any:
             interpret=interpret,
             name=f"paged_rows_by_{s.size}",
             compiler_params=pltpu.CompilerParams(vmem_limit_bytes=held + SPARE_BYTES),
-        )(tiles, table, q, pages, *sinks)
+        )(tiles, table, q, in_hbm(pages), *sinks)
 
     return run
 

@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxrl_post.kernels.group_visits import listed
-from jaxrl_post.kernels.pallas_tpu import pl, pltpu
+from jaxrl_post.kernels.pallas_tpu import in_hbm, pl, pltpu
 
 TILE = 128  # rows
 LANES = 128
@@ -132,7 +132,7 @@ def product(
         ),
         interpret=interpret,
         name=f"grouped_product_{axis}",
-    )(*walk, rows, matrices)
+    )(*walk, rows, in_hbm(matrices))
     return made[:count]
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxrl_post.kernels.pallas_tpu import pl, pltpu
+from jaxrl_post.kernels.pallas_tpu import in_hbm, pl, pltpu
 
 LANES = 128
 BLOCK, LEAST = 16, 8  # value heads of a block, and key heads of one at least, where it has not all
@@ -124,7 +124,7 @@ def walk(
         ),
         interpret=interpret,
         name="recurrent_rows",
-    )(*listed, state, pending.k, pending.v, *rates[:2], tokens.q, tokens.k, tokens.v, *rates[2:])
+    )(*listed, in_hbm(state), pending.k, pending.v, *rates[:2], tokens.q, tokens.k, tokens.v, *rates[2:])
 
 
 def _kernel(shared: int, *refs: Any) -> None:

@@ -35,10 +35,10 @@ LENT = dataclasses.replace(config_of("qk_norm"), layers=7, windows=(5, 5, None, 
 # Its embeddings of each layer are cut for three scans and two layers outside of them.
 GIVEN = dataclasses.replace(LENT, layer_embeds=6)
 BESIDE = dataclasses.replace(config_of("all"), layers=3, windows=(4, 4, None), experts=Experts(5, 2, 7, beside=True))
-# Twice a layer with a state and a dense feed-forward, then one with attention and experts.
+# Twice two layers with states and dense feed-forwards, then one with attention and experts.
 STATES = dataclasses.replace(
-    config_of("qk_norm"), layers=4, windows=(), linear=LinearAttention(2, 4, 3, 5, 4, layers=(0, 2)),
-    experts=Experts(5, 2, 7, dense_layers=(0, 2)),
+    config_of("qk_norm"), layers=6, windows=(), linear=LinearAttention(2, 4, 3, 5, 4, layers=(0, 1, 3, 4)),
+    experts=Experts(5, 2, 7, dense_layers=(0, 1, 3, 4)),
 )  # fmt: skip
 ALIKE = dataclasses.replace(config_of("qkv_bias"), layers=3, windows=(4, 4, 4))
 
@@ -139,6 +139,18 @@ def test_a_scanned_program_holds_one_layer():
         == products(ALIKE, scan=True, policy="full")
         < products(ALIKE, policy="full")
     )
+
+
+def test_a_scanned_program_holds_one_of_alike_layers_in_a_period():
+    """Of a layer with a state, attention and experts, and not of each of the two with states."""
+    alone = dataclasses.replace(
+        STATES,
+        layers=4,
+        windows=(),
+        linear=STATES.linear._replace(layers=(0, 2)),
+        experts=STATES.experts._replace(dense_layers=(0, 2)),
+    )
+    assert products(STATES, scan=True, policy="full") == products(alone, scan=True, policy="full")
 
 
 @pytest.mark.parametrize("how", FORMS.values(), ids=FORMS)

@@ -140,10 +140,15 @@ def test_a_step_along_stacked_sums_is_the_step_along_sums_by_layer():
 
 
 def test_layers_are_stacked_and_unstacked_by_number():
-    layers = {str(index): {"q": np.full((2, 3), index), "norm": np.full(2, -index)} for index in range(12)}
-    whole = layer_loop.stacked(layers)
-    np.testing.assert_array_equal(whole["q"][:, 0, 0], np.arange(12))
-    assert jax.tree.all(jax.tree.map(np.array_equal, layer_loop.unstacked(whole), layers))
+    """Layer 11 is not scanned, and layer 5 has no leaves."""
+    layers = {
+        str(index): {"q": np.full((2, 3), index), "norm": np.full(2, -index)} for index in range(12) if index != 5
+    }
+    groups = [(0, 1, 3, 4, 6, 7, 9, 10), (2, 8), (5,), (11,)]
+    whole = layer_loop.stacked(layers, groups)
+    np.testing.assert_array_equal(whole["0"]["q"][:, 0, 0], groups[0])
+    back = layer_loop.unstacked(whole, groups)
+    assert jax.tree.all(jax.tree.map(np.array_equal, back, layers))
 
 
 def test_an_unscored_rollout_is_as_if_it_were_not_there():

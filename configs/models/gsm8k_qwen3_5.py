@@ -2,9 +2,9 @@
 
 Recipe: that of configs/models/gsm8k_qwen2_5_0_5b.py for 0.8B, else of configs/models/gsm8k_qwen3.py, with rollouts of up to
 4,096 tokens with the prompt. Three of four layers keep a state of 2 MiB for each slot (0.8B: 1 MiB), and no pages.
-To fit: 35B-A3B on v6e-16 trains additions of rank 8 on a base in bfloat16. Elsewhere all weights are trained, with moments and
-gradient sums in bfloat16, but for 0.8B on one H100. The engine sleeps while the learner works, but for 0.8B on an L4 or H100
-and for 35B-A3B on v5p-64 and 2x8xh100.
+To fit: 35B-A3B on v6e-16 trains additions of rank 8 to all matrices but those of feed-forwards, on a base in bfloat16. Elsewhere
+all weights are trained, with moments and gradient sums in bfloat16, but for 0.8B on one H100. The engine sleeps while the
+learner works, but for 0.8B on an L4 or H100 and for 35B-A3B on v5p-64 and 2x8xh100.
 Hardware: FILE.py:9b-v6e-16 (without a choice too), :9b-v5p-16, :9b-8xh100, :35b-a3b-v6e-16, :35b-a3b-v6e-64, :35b-a3b-v5p-64,
 :35b-a3b-8xh100, :35b-a3b-2x8xh100, :0.8b-t4, :0.8b-l4, :0.8b-v5e-1 or :0.8b-h100 (not run on one yet).
 Needs files: as configs/models/gsm8k_qwen2_5_0_5b.py, with Qwen3.5-0.8B/, Qwen3.5-9B/ or Qwen3.5-35B-A3B/ in JAXRL_MODELS.
@@ -21,8 +21,11 @@ CONFIGS = Path(__file__).resolve().parents[1]
 MODELS = {"0.8b": "Qwen3.5-0.8B", "9b": "Qwen3.5-9B", "35b": "Qwen3.5-35B-A3B"}
 # Two heads of keys cannot be divided by four.
 FOUR = {"mesh.engine_tensor": 2, "mesh.engine_expert": 2}
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+LINEAR = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
 ADDITIONS = {
     "lora.rank": 8,
+    "lora.targets": (*ATTENTION, *LINEAR),
     "lora.alpha": 16.0,
     "lora.base_dtype": "bfloat16",
     "optimizer.lr": 1e-4,

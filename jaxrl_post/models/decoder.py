@@ -145,6 +145,13 @@ def abstract(config: ModelConfig) -> dict:
     return _leaves(config, lambda path, shape, about: jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
+def groups(config: ModelConfig) -> list[tuple[int, ...]]:
+    """Returns the numbers of the layers that a scan stacks, and of each layer that is not scanned."""
+    layers = abstract(config)["layers"]
+    shapes = [jax.tree.leaves_with_path(layers[str(at)]) for at in range(config.layers)]
+    return layer_loop.groups(shapes, layer_loop.lending_layers(config.kept))
+
+
 def axes(config: ModelConfig) -> dict:
     """Returns the tree of params, where each leaf is the tuple of its logical axis names.
 

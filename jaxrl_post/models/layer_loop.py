@@ -9,6 +9,7 @@ Invariant: both forms compute the same, and so does every policy. They differ in
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ def run(
       kept: by each layer.
       given: the embeddings of each layer [L, ..., P], of which a layer gets its own; None: there are none.
     """
-    lenders = {one.of for one in kept if one.of is not None}
+    lenders = lending_layers(kept)
     if lenders:
         calls = lending(calls, lenders)
         cache = cache, {}
@@ -118,7 +119,8 @@ def run(
     for part, period in stretches(shapes, alone):
         if period:
             own = None if given is None else given[part]
-            h, cache = _scanned(layers[part], period, h, turns[part], kept[part], calls, cache, how, own, part.start)
+            parts = alike(shapes[part][:period])
+            h, cache = _scanned(layers[part], parts, h, turns[part], kept[part], calls, cache, how, own, part.start)
             continue
         which = part.start
         with jax.named_scope(f"layer_{which}"):
@@ -151,6 +153,26 @@ def stretches(shapes: Sequence, alone: Collection[int]) -> Iterator[tuple[slice,
                 period, covered = size, whole
         yield slice(at, at + covered), period
         at += covered
+
+
+def alike(shapes: Sequence) -> list[slice]:
+    """Returns the layers of a period that have equal shapes and follow one another."""
+    ends = [at for at in range(1, len(shapes)) if shapes[at] != shapes[at - 1]]
+    return [slice(*one) for one in itertools.pairwise((0, *ends, len(shapes)))]
+
+
+def groups(shapes: Sequence, alone: Collection[int]) -> list[tuple[int, ...]]:
+    """Returns the numbers of the layers of each scanned stack, and of each layer that is not scanned. Arguments: as of `stretches`."""
+    found = []
+    for part, period in stretches(shapes, alone):
+        places = np.arange(part.start, part.stop).reshape(-1, period or 1)
+        found += [tuple(map(int, places[:, one].ravel())) for one in alike(shapes[part][: period or 1])]
+    return found
+
+
+def lending_layers(kept: Sequence[Kind]) -> set[int]:
+    """Returns the layers whose keys and values later layers read."""
+    return {one.of for one in kept if one.of is not None}
 
 
 def lending(calls: Callbacks, lenders: Collection[int]) -> Callbacks:
@@ -200,7 +222,7 @@ def _again(run: Callable, how: LayerLoop, *, in_loop: bool) -> Callable:
 
 def _scanned(
     layers: Layers,
-    period: int,
+    parts: Sequence[slice],
     h: Array,
     turns: Turns,
     kept: Sequence[Kind],
@@ -212,27 +234,42 @@ def _scanned(
 ) -> tuple[Array, Any]:
     """Returns what `run` does, of layers whose names and shapes of weights repeat. start: the number of the first.
 
-    The body has `period` layers, one after another."""
-    bodies, stacks = [], []
-    for at in range(period):
-        own = slice(at, None, period)
-        body, *stack = _body(layers[own], h.dtype, turns[own], kept[own], calls, how)
-        numbers = jnp.arange(start + at, start + len(layers), period, dtype=jnp.int32)
-        bodies.append(_again(body, how, in_loop=True))
-        stacks.append((stack[0], None if given is None else given[own], numbers, *stack[1:]))
+    The body has the layers of one period, one after another. parts: which of them are `alike`. These are a loop of their own, so
+    that the program holds one of them. The compilers' seconds grow with what it holds."""
+    period, bodies, stacks = parts[-1].stop, [], []
+    places = np.arange(len(layers), dtype=np.int32).reshape(-1, period)
+    for part in parts:
+        own = places[:, part]
+        which = own.ravel()
+        body, weights, *kinds = _body(
+            *([each[at] for at in which] for each in (layers, turns, kept)), h.dtype, calls, how
+        )
+        rows = None if given is None else given[which]
+        body, stack = _again(body, how, in_loop=True), (weights, rows, jnp.asarray(start + which), *kinds)
+        if own.shape[1] > 1:
+            body = functools.partial(_in_order, body)
+            stack = jax.tree.map(lambda x, by=own.shape: x.reshape(*by, *x.shape[1:]), stack)
+        bodies.append(body)
+        stacks.append(stack)
 
-    def step(carry, which):
+    def whole(*given):
+        *which, h, cache = given
         for body, one in zip(bodies, which, strict=True):
-            carry = body(*one, *carry)
-        return carry, None
+            h, cache = body(*one, h, cache)
+        return h, cache
 
     with jax.named_scope("layers"):
-        (h, cache), _ = jax.lax.scan(step, (h, cache), tuple(stacks))
-    return h, cache
+        return _in_order(whole, *stacks, h, cache)
+
+
+def _in_order(body: Callable, *given: Any) -> tuple[Array, Any]:
+    """Returns what `body` returns after all entries of stacks, the last two of `given` being stream and cache."""
+    *stack, h, cache = given
+    return jax.lax.scan(lambda carry, one: (body(*one, *carry), None), (h, cache), tuple(stack))[0]
 
 
 def _body(
-    layers: Layers, dtype: Any, turns: Turns, kept: Sequence[Kind], calls: Callbacks, how: LayerLoop
+    layers: Layers, turns: Turns, kept: Sequence[Kind], dtype: Any, calls: Callbacks, how: LayerLoop
 ) -> tuple[Callable, dict[str, Array], Array, Array]:
     """Returns body(weights, given, number, turning, seeing, h, cache) -> (h, cache) of alike layers.
 
@@ -266,15 +303,20 @@ def _body(
     return one, weights, jnp.asarray(turning), jnp.asarray(seeing)
 
 
-def stacked(layers: Mapping[str, Any]) -> Any:
-    """Returns the tree of one layer, whose leaves hold all layers: [L, ...]. `layers` is keyed "0", "1", and so on."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layers[str(index)] for index in range(len(layers))))
+def stacked(layers: Mapping[str, Any], together: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Returns trees of one layer, whose leaves hold all layers of a group: [L, ...]. Each is keyed by its first layer's number.
+
+    layers: keyed "0", "1", and so on. One without leaves may be absent."""
+    kept = [own for own in together if str(own[0]) in layers]
+    return {
+        str(own[0]): jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layers[str(at)] for at in own)) for own in kept
+    }
 
 
-def unstacked(whole: Any) -> dict[str, Any]:
+def unstacked(stacks: Mapping[str, Any], together: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Returns the trees of all layers by number, from what `stacked` returned."""
-    count = jax.tree.leaves(whole)[0].shape[0]
-    return {str(index): jax.tree.map(operator.itemgetter(index), whole) for index in range(count)}
+    places = {at: (str(own[0]), place) for own in together for place, at in enumerate(own) if str(own[0]) in stacks}
+    return {str(at): jax.tree.map(operator.itemgetter(places[at][1]), stacks[places[at][0]]) for at in sorted(places)}
 
 
 def _weights(own: Sequence[Mapping], pairs: Mapping[str, tuple], dtype: Any, stack: Callable) -> dict[str, Array]:

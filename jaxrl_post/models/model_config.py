@@ -255,12 +255,6 @@ class ModelConfig:
             out.append(Pages(kv_heads=heads.kv_heads, head_dim=heads.head_dim, window=window, of=of))
         return tuple(out)
 
-    @property
-    def alike(self) -> bool:
-        """Returns whether all layers have weights of the same names and shapes."""
-        kinds = {(self.sides(at), self.ffw_of(at), self.experts_of(at)) for at in range(self.layers)}
-        return len(kinds) == 1 and len(shapes(self.kept)) <= 1
-
     def sides(self, layer: int) -> tuple[str, ...]:
         """Returns which of q, k and v a layer has weights for. Those of a gated delta rule have other names."""
         if isinstance(self.kept[layer], RecurrentState):

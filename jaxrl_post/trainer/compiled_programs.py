@@ -190,6 +190,7 @@ def adding(
 
 def homes(shardings: Any, recipe: programs.Recipe) -> Any:
     """Returns the shardings of Sums.grads, from those of the trained weights."""
-    if not recipe.stacks:
-        return shardings
-    return shardings | {"layers": jax.tree.map(meshes.stacked, shardings["layers"]["0"])}
+    first = [str(own[0]) for own in recipe.stacks]
+    layers = shardings["layers"]
+    own = {name: jax.tree.map(meshes.stacked, layers[name]) for name in first if name in layers}
+    return shardings | {"layers": own} if first else shardings

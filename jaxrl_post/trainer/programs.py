@@ -60,9 +60,9 @@ class Recipe:
     teacher: Recipe | None = None
 
     @property
-    def stacks(self) -> bool:
-        """Returns whether sums of gradients hold the layers as one: they are scanned, and alike."""
-        return self.loop.scan and self.model.alike
+    def stacks(self) -> list[tuple[int, ...]]:
+        """Returns which layers are one array of sums for each name: those that are scanned together. None are unless scanned."""
+        return decoder.groups(self.model) if self.loop.scan else []
 
 
 def recipe(
@@ -107,8 +107,8 @@ def recipe(
 class Sums:
     """Sums since the last commit.
 
-    - grads: of the loss's numerator, a tree like the trained weights. Of layers that are scanned, "layers" holds the tree of one
-      layer with leaves [L, ...]. A step then adds one array for each, however many layers there are.
+    - grads: of the loss's numerator, a tree like the trained weights. Of layers that are scanned, "layers" holds a tree for each
+      stack, with leaves [L, ...] (layer_loop.stacked). A step then adds one array for each, however many layers there are.
     - count: the divisor of the loss, by the aggregation
     - tokens: trained tokens
     - by_count, by_token: metrics to be divided by `count` and by `tokens`
@@ -384,7 +384,8 @@ def _slope(policy: Any, batch: Batch, recipe: Recipe, at_start: Any, *teacher: A
 
 def in_sums(grads: Any, recipe: Recipe) -> Any:
     """Returns a gradient by trained weights in the form of Sums.grads."""
-    return grads | {"layers": layer_loop.stacked(grads["layers"])} if recipe.stacks else grads
+    stacks = recipe.stacks
+    return grads | {"layers": layer_loop.stacked(grads["layers"], stacks)} if stacks else grads
 
 
 def measure(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any) -> tuple[Sums, Float[Array, "B T"]]:
@@ -410,9 +411,10 @@ def by_layer(grads: Any, recipe: Recipe) -> Any:
     A barrier keeps each layer's slices apart from what uses them. Else XLA fuses several layers into one kernel. A
     TPU's compiler then needs more than twice the seconds for the optimizer step.
     """
-    if not recipe.stacks:
+    stacks = recipe.stacks
+    if not stacks:
         return grads
-    layers = layer_loop.unstacked(grads["layers"])
+    layers = layer_loop.unstacked(grads["layers"], stacks)
     return grads | {"layers": {name: jax.lax.optimization_barrier(layer) for name, layer in layers.items()}}
 
 
