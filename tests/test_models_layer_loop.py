@@ -235,3 +235,15 @@ def test_planted_faults_are_seen(monkeypatch, fault):
 )
 def test_layers_are_scanned_by_the_period_of_their_shapes(shapes, alone, expected):
     assert [(part.start, part.stop, period) for part, period in layer_loop.stretches(shapes, alone)] == expected
+
+
+@pytest.mark.parametrize(
+    "shapes, alone, expected",
+    [
+        ("LLLFLLLF", (), [(0, 1, 2, 4, 5, 6), (3, 7)]),
+        ("LLLF", (), [(0, 1, 2), (3,)]),
+        ("WFWFWFW", (4,), [(0, 2), (1, 3), (4,), (5,), (6,)]),
+    ],
+)
+def test_layers_are_stacked_that_one_body_computes(shapes, alone, expected):
+    assert layer_loop.groups(shapes, alone) == expected

@@ -16,6 +16,7 @@ import pytest
 from jaxrl_post import config
 from jaxrl_post.algorithms import aggregation, credit, losses
 from jaxrl_post.models import layer_loop
+from jaxrl_post.models.model_config import LinearAttention
 from jaxrl_post.trainer import attention, learner, programs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -111,14 +112,15 @@ def test_sums_in_bfloat16_are_rounded_once_for_each_micro_batch():
     assert {leaf.dtype.name for leaf in jax.tree.leaves(rounded)} == {"float32"}
 
 
+QUIET = arms.algorithm(kl_loss_coef=0.0)
 TWELVE = dataclasses.replace(made_groups.MODEL, layers=12, windows=())  # "10" sorts before "2"
 
 
 def one_commit(**how):
     """The weights after one step along the sum of three parts, on the host, and the leaves of the sums before it."""
     with arms.precision(np.float64):
-        given, steep = arms.algorithm(kl_loss_coef=0.0), config.OptimizerConfig(lr=0.05, eps=1.0)  # SGD-like
-        one = arms.learner(np.float64, model=TWELVE, reference=False, given=given, optimizer=steep, **how)
+        steep = config.OptimizerConfig(lr=0.05, eps=1.0)  # SGD-like
+        one = arms.learner(np.float64, model=TWELVE, reference=False, given=QUIET, optimizer=steep, **how)
         one.prepare(GROUPS)
         for part in np.array_split(np.arange(len(GROUPS)), 3):
             one.accumulate([GROUPS[g] for g in part])
@@ -137,6 +139,23 @@ def test_a_step_along_stacked_sums_is_the_step_along_sums_by_layer():
     start = made_groups.weights(0, np.float64, TWELVE)
     moved = jax.tree.map(lambda a, b: a - b, plain, start)
     assert arms.worst(jax.tree.map(lambda a, b: a - b, scanned, start), moved) <= 1e-9
+
+
+def test_gradients_in_stacks_of_several_kinds_are_those_by_layer():
+    """Twice two layers with states, then one with attention: two stacks. On four devices against one."""
+    model = dataclasses.replace(
+        made_groups.MODEL, layers=6, windows=(), linear=LinearAttention(2, 4, 8, 8, 4, layers=(0, 1, 3, 4))
+    )
+
+    def gradient(**how):
+        with arms.precision(np.float64):
+            one = arms.learner(np.float64, model=model, kind=arms.Uncommitted, reference=False, given=QUIET, **how)
+            one.prepare(GROUPS)
+            one.accumulate(GROUPS)
+            return jax.device_get(one._sums.grads), jax.device_get(one.gradient())
+
+    (_, plain), (sums, scanned) = gradient(), gradient(sizes=(2, 2, 1), scan_layers="yes", remat=True)
+    assert list(sums["layers"]) == ["0", "2"] and arms.worst(scanned, plain) <= EXACT
 
 
 def test_layers_are_stacked_and_unstacked_by_number():

@@ -1,6 +1,7 @@
 """How a decoder runs its layers: each written out in the program, or stacked and scanned. And what backward keeps of them.
 
-Scanned, the program holds one layer. The weights are stacked inside the program, so the tree of params stays as it is.
+Scanned, the program holds one of the layers with equal shapes that follow one another. The weights are stacked inside the
+program, so the tree of params stays as it is.
 Layers may differ in window and rotation: arrays with an entry for each layer say which of the few kinds it has.
 
 Invariant: both forms compute the same, and so does every policy. They differ in memory, in time and in rounding.
@@ -234,8 +235,8 @@ def _scanned(
 ) -> tuple[Array, Any]:
     """Returns what `run` does, of layers whose names and shapes of weights repeat. start: the number of the first.
 
-    The body has the layers of one period, one after another. parts: which of them are `alike`. These are a loop of their own, so
-    that the program holds one of them. The compilers' seconds grow with what it holds."""
+    The body has the layers of one period, one after another. parts: which of them are `alike`. These are a loop of their own:
+    XLA:TPU keeps temporaries for each layer that is written out."""
     period, bodies, stacks = parts[-1].stop, [], []
     places = np.arange(len(layers), dtype=np.int32).reshape(-1, period)
     for part in parts:
@@ -244,7 +245,9 @@ def _scanned(
         body, weights, *kinds = _body(
             *([each[at] for at in which] for each in (layers, turns, kept)), h.dtype, calls, how
         )
-        rows = None if given is None else given[which]
+        rows = given
+        if given is not None:
+            rows = given.reshape(-1, period, *given.shape[1:])[:, part].reshape(-1, *given.shape[1:])
         body, stack = _again(body, how, in_loop=True), (weights, rows, jnp.asarray(start + which), *kinds)
         if own.shape[1] > 1:
             body = functools.partial(_in_order, body)
@@ -252,14 +255,14 @@ def _scanned(
         bodies.append(body)
         stacks.append(stack)
 
-    def whole(*given):
+    def of_period(*given):
         *which, h, cache = given
         for body, one in zip(bodies, which, strict=True):
             h, cache = body(*one, h, cache)
         return h, cache
 
     with jax.named_scope("layers"):
-        return _in_order(whole, *stacks, h, cache)
+        return _in_order(of_period, *stacks, h, cache)
 
 
 def _in_order(body: Callable, *given: Any) -> tuple[Array, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
-# So few states fit into a TPU's chip. There XLA would bring all of them and back, if the kernel did not keep them in HBM.
+# So few states fit into a TPU's chip. XLA would move all of them there and back, if the kernel did not keep them in HBM.
 SLOTS = 16
 FREE = ("parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional")
 
