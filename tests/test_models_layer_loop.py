@@ -13,7 +13,7 @@ from dense_attend import dense, in_order
 from test_models_decoder import config_of, shaken, text
 
 from jaxrl_post.models import decoder, layer_loop
-from jaxrl_post.models.model_config import Experts, LinearAttention
+from jaxrl_post.models.model_config import Experts, LinearAttention, Lora
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 EXACT, SINGLE = 1e-12, 5e-6
@@ -30,9 +30,9 @@ EXPERTS = dataclasses.replace(
     windows=(None, 3, None, 3),
     experts=Experts(5, 2, 7, shared_ffw=6, dense_layers=(0,)),
 )
-# Layers 2 and 3 lend their keys and values, so they are scanned with none. The last three are scanned together.
+# Layers 2 and 3 lend their keys and values: a body that lends two, and one that reads two.
 LENT = dataclasses.replace(config_of("qk_norm"), layers=7, windows=(5, 5, None, 5, None, 5, 5), shared_layers=3)
-# Its embeddings of each layer are cut for three scans and two layers outside of them.
+# Its embeddings of each layer are cut for two scans.
 GIVEN = dataclasses.replace(LENT, layer_embeds=6)
 BESIDE = dataclasses.replace(config_of("all"), layers=3, windows=(4, 4, None), experts=Experts(5, 2, 7, beside=True))
 # Twice two layers with states and dense feed-forwards, then one with attention and experts.
@@ -40,6 +40,14 @@ STATES = dataclasses.replace(
     config_of("qk_norm"), layers=6, windows=(), linear=LinearAttention(2, 4, 3, 5, 4, layers=(0, 1, 3, 4)),
     experts=Experts(5, 2, 7, dense_layers=(0, 1, 3, 4)),
 )  # fmt: skip
+# Keys have no additions, so that the pair of keys and values has none of A and B.
+LOW = dataclasses.replace(MIXED, lora=Lora(2, 3.0, ("q", "v", "o", "gate", "up", "down")))
+# One A for three matrices of the states' layers, and for the feed-forwards of both kinds their own.
+LOW_STATES = dataclasses.replace(
+    STATES,
+    experts=STATES.experts._replace(shared_ffw=6),
+    lora=Lora(2, 3.0, ("k", "v", "gate", "up", "linear_qkv", "linear_z", "linear_rate", "linear_decay", "linear_o")),
+)
 ALIKE = dataclasses.replace(config_of("qkv_bias"), layers=3, windows=(4, 4, 4))
 
 
@@ -80,7 +88,8 @@ def worst(a, b):
         (BESIDE, {"policy": "projections", "paired": True}),
         (LENT, {"policy": "full", "paired": True}),
         (GIVEN, {"policy": "projections", "paired": True, "placed": True}),
-        (STATES, {"policy": "full", "paired": True, "placed": True}),
+        (LOW, {"policy": "projections", "paired": True}),
+        (LOW_STATES, {"policy": "full", "paired": True, "placed": True}),
         *(
             pytest.param(*one, marks=pytest.mark.shown("exact-scale"))
             for one in ((MIXED, {}), (ALIKE, {"policy": "full"}), (ALIKE, {"paired": True, "row_major": True}))
@@ -94,7 +103,8 @@ def worst(a, b):
         "beside",
         "lent",
         "given",
-        "states",
+        "low",
+        "low_states",
         "mixed_kept",
         "alike",
         "alike_paired",
@@ -223,27 +233,19 @@ def test_planted_faults_are_seen(monkeypatch, fault):
 
 
 @pytest.mark.parametrize(
-    "shapes, alone, expected",
+    "shapes, expected",
     [
-        ("AAAA", (), [(0, 4, 1)]),
-        ("LLLFLLLFLLLF", (), [(0, 12, 4)]),
-        ("LLLFLLLFLL", (), [(0, 8, 4), (8, 10, 1)]),
-        ("DMMMM", (), [(0, 1, 1), (1, 5, 1)]),
-        ("LLLF", (), [(0, 3, 1), (3, 4, 1)]),  # what comes once is no period
-        ("WFWFWFW", (4,), [(0, 4, 2), (4, 5, 0), (5, 6, 1), (6, 7, 1)]),
+        ("AAAA", [(0, 4, 1)]),
+        ("LLLFLLLFLLLF", [(0, 12, 4)]),
+        ("LLLFLLLFLL", [(0, 8, 4), (8, 10, 1)]),
+        ("DMMMM", [(0, 1, 1), (1, 5, 1)]),
+        ("LLLF", [(0, 3, 1), (3, 4, 1)]),  # what comes once is no period
     ],
 )
-def test_layers_are_scanned_by_the_period_of_their_shapes(shapes, alone, expected):
-    assert [(part.start, part.stop, period) for part, period in layer_loop.stretches(shapes, alone)] == expected
+def test_layers_are_scanned_by_the_period_of_their_shapes(shapes, expected):
+    assert [(part.start, part.stop, period) for part, period in layer_loop.stretches(shapes)] == expected
 
 
-@pytest.mark.parametrize(
-    "shapes, alone, expected",
-    [
-        ("LLLFLLLF", (), [(0, 1, 2, 4, 5, 6), (3, 7)]),
-        ("LLLF", (), [(0, 1, 2), (3,)]),
-        ("WFWFWFW", (4,), [(0, 2), (1, 3), (4,), (5,), (6,)]),
-    ],
-)
-def test_layers_are_stacked_that_one_body_computes(shapes, alone, expected):
-    assert layer_loop.groups(shapes, alone) == expected
+@pytest.mark.parametrize("shapes, expected", [("LLLFLLLF", [(0, 1, 2, 4, 5, 6), (3, 7)]), ("LLLF", [(0, 1, 2), (3,)])])
+def test_layers_are_stacked_that_one_body_computes(shapes, expected):
+    assert layer_loop.groups(shapes) == expected

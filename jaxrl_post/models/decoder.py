@@ -146,10 +146,10 @@ def abstract(config: ModelConfig) -> dict:
 
 
 def groups(config: ModelConfig) -> list[tuple[int, ...]]:
-    """Returns the numbers of the layers that a scan stacks, and of each layer that is not scanned."""
+    """Returns the numbers of the layers of each stack that is scanned."""
     layers = abstract(config)["layers"]
     shapes = [jax.tree.leaves_with_path(layers[str(at)]) for at in range(config.layers)]
-    return layer_loop.groups(shapes, layer_loop.lending_layers(config.kept))
+    return layer_loop.groups(shapes)
 
 
 def axes(config: ModelConfig) -> dict:

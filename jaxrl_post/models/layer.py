@@ -71,6 +71,11 @@ def adapted(target: str) -> tuple[str, ...]:
     return _TOGETHER.get(target, (target,))
 
 
+def with_additions(lora: Lora) -> list[str]:
+    """Returns the matrices with low-rank additions, of which a layer has some."""
+    return [name for target in lora.targets for name in adapted(target)]
+
+
 def low_rank(matrix: str, lora: Lora) -> tuple[str, str]:
     """Returns the names of A and B of a matrix."""
     owner = next((target for target in lora.targets if matrix in _TOGETHER.get(target, ())), matrix)
@@ -110,6 +115,17 @@ def param(shape: tuple[int, ...], axes: tuple[str | None, ...], *, std: float = 
     return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), axes=axes, std=std, mean=mean)
 
 
+def _low_rank_of(whole: nnx.Param, rank: int, first: int, inputs: int) -> tuple[nnx.Param, nnx.Param]:
+    """Returns A [..., inputs, r] and B [..., r, outputs] of a matrix [..., inputs, outputs].
+
+    first: the number of axes before its inputs: of experts, or of a pair. inputs: the number of theirs."""
+    shape, axes, last = whole.get_value().shape, whole.get_metadata()["axes"], first + inputs
+    return (
+        param((*shape[:last], rank), (*axes[:last], None)),
+        param((*shape[:first], rank, *shape[last:]), (*axes[:first], None, *axes[last:])),
+    )
+
+
 class Layer(nnx.Module):
     """Attention and gated feed-forward, each added to the stream.
 
@@ -140,7 +156,7 @@ class Layer(nnx.Module):
             self.layer_post_norm = param((c.embed,), (None,), mean=one)
         self.ffw_norm = param((c.embed,), (None,), mean=one)
         if self.dense:
-            self._add_inner(c, into)
+            self._add_inner("", ffw, into)
             self.down = param((ffw, c.embed), ("ffw", "embed"), std=out * ffw**-0.5)
         if self.experts is not None:
             self._add_experts(self.experts, c.embed, into, out)
@@ -149,10 +165,8 @@ class Layer(nnx.Module):
                 self.expert_scale = param((self.experts.count,), (None,), mean=1.0)
                 for name in ("dense_post_norm", "moe_norm", "moe_post_norm"):
                     setattr(self, name, param((c.embed,), (None,), mean=one))
-        for target in c.lora.targets if c.lora else ():
-            for name in adapted(target):
-                if hasattr(self, name):
-                    self._add_low_rank(name, c.lora)
+        if c.lora:
+            self._add_low_rank(c.lora)
 
     def _add_mixer(self, c: ModelConfig, into: float, out: float) -> None:
         """Makes what the layer has for other rows: attention."""
@@ -192,28 +206,28 @@ class Layer(nnx.Module):
         if e.biased:
             self.router_bias = param((e.count,), (None,))
         if e.shared_ffw:
-            self.shared_gate = param((embed, e.shared_ffw), ("embed", "ffw"), std=into)
-            self.shared_up = param((embed, e.shared_ffw), ("embed", "ffw"), std=into)
+            self._add_inner("shared_", e.shared_ffw, into)
             self.shared_down = param((e.shared_ffw, embed), ("ffw", "embed"), std=out * e.shared_ffw**-0.5)
             self.shared_router = param((embed,), (None,), std=into)
 
-    def _add_low_rank(self, name: str, lora: Lora) -> None:
-        """Makes A [inputs, r] and B [r, outputs] of a matrix, or of every expert: A [E, inputs, r] and B [E, r, outputs]."""
-        whole, first, rank, (a, b) = getattr(self, name), leading(name), lora.rank, low_rank(name, lora)
-        shape, axes = whole.get_value().shape, whole.get_metadata()["axes"]
-        inputs = first + len(PRODUCTS[product(name)][0])
-        setattr(self, a, param((*shape[:inputs], rank), (*axes[:inputs], None)))
-        setattr(self, b, param((*shape[:first], rank, *shape[inputs:]), (*axes[:first], None, *axes[inputs:])))
+    def _add_low_rank(self, lora: Lora) -> None:
+        """Makes the low-rank additions to the matrices that the layer has."""
+        for name in with_additions(lora):
+            if hasattr(self, name):
+                first, inputs = leading(name), len(PRODUCTS[product(name)][0])
+                made = _low_rank_of(getattr(self, name), lora.rank, first, inputs)
+                for one, weight in zip(low_rank(name, lora), made, strict=True):
+                    setattr(self, one, weight)
 
     def _project(self, c: ModelConfig, std: float) -> None:
         """Makes the weights of attention's products from the normed stream."""
         for side in self.sides:
             setattr(self, side, param((c.embed, *self._sizes(side)), ("embed", _HEADS[side], "head_dim"), std=std))
 
-    def _add_inner(self, c: ModelConfig, std: float) -> None:
-        """Makes the weights of the feed-forward's products from the normed stream."""
-        self.gate = param((c.embed, c.ffw_of(self.index)), ("embed", "ffw"), std=std)
-        self.up = param((c.embed, c.ffw_of(self.index)), ("embed", "ffw"), std=std)
+    def _add_inner(self, which: str, ffw: int, std: float) -> None:
+        """Makes the weights of a feed-forward's products from the normed stream. which: "shared_", or nothing."""
+        for name in ("gate", "up"):
+            setattr(self, f"{which}{name}", param((self.config.embed, ffw), ("embed", "ffw"), std=std))
 
     def _sizes(self, side: str) -> tuple[int, int]:
         """Returns heads and numbers of a head of q, k or v. With a gate, q has twice those of a query."""
@@ -239,7 +253,7 @@ class Layer(nnx.Module):
         with jax.named_scope("ffw"):
             e, x = self.experts, norm(h, self.ffw_norm[...], c)
             if self.dense:
-                out = self._product("down", mixture.inner(*self._gate_up(x), None, c.activation))
+                out = self._product("down", mixture.inner(*self._gate_up("", x), None, c.activation))
             if e is not None and e.beside:
                 scored = norm(h, self.router_scale[...] * c.embed**-0.5 - c.norm_offset, c)
                 more, cache = self._mixed(norm(h, self.moe_norm[...], c), scored, e, calls.routing, cache)
@@ -309,21 +323,27 @@ class Layer(nnx.Module):
                 out = out + jnp.einsum("...k,...kd->...d", gates, last.astype(wide)[ids])
         if e.shared_ffw:
             with jax.named_scope("shared_expert"):
-                both = self._product("shared_gate", x), self._product("shared_up", x)
-                shared = self._product("shared_down", mixture.inner(*both, None, self.config.activation))
+                inner = mixture.inner(*self._gate_up("shared_", x), None, self.config.activation)
+                shared = self._product("shared_down", inner)
                 opened = jnp.einsum("...d,d->...", x, self.shared_router[...].astype(x.dtype), **how)
                 out = out + jax.nn.sigmoid(opened)[..., None] * shared.astype(wide)
         return named(out.astype(x.dtype), PROJECTED), cache
 
-    def _gate_up(self, x: Array) -> tuple[Array, Array]:
-        """Returns both products of the gated feed-forward, [..., F] each."""
-        return self._product("gate", x), self._product("up", x)
+    def _gate_up(self, which: str, x: Array) -> tuple[Array, Array]:
+        """Returns both products of a gated feed-forward, [..., F] each. which: as in `_add_inner`."""
+        return self._product(f"{which}gate", x), self._product(f"{which}up", x)
 
     def _product(self, name: str, x: Array) -> Array:
         """Returns x times a matrix, with its low-rank addition where it has one."""
-        (inputs, outputs), lora = PRODUCTS[product(name)], self.config.lora
+        inputs, outputs = PRODUCTS[product(name)]
         form = f"...{inputs},{inputs}{outputs}->...{outputs}"
-        out = named(jnp.einsum(form, x, getattr(self, name)[...].astype(x.dtype)), PROJECTED)
+        return self._with_addition(
+            named(jnp.einsum(form, x, getattr(self, name)[...].astype(x.dtype)), PROJECTED), name, x
+        )
+
+    def _with_addition(self, out: Array, name: str, x: Array) -> Array:
+        """Returns `out`, the product of x with a matrix, plus that of its low-rank addition where it has one."""
+        (inputs, outputs), lora = PRODUCTS[product(name)], self.config.lora
         if lora is None or not hasattr(self, f"{name}_b"):
             return out
         with jax.named_scope("lora"):
@@ -333,29 +353,78 @@ class Layer(nnx.Module):
 
     def paired(self) -> PairedLayer:
         """Returns the layer that computes the same from pairs of the weights, without its weights."""
-        assert self.config.lora is None, "low-rank additions belong to single matrices"
         return PairedLayer(self.config, self.index)
 
 
 class PairedInner(Layer):
-    """A layer with one product for gate and up. Their weights lie behind one another."""
+    """A layer with one product for gate and up, of a shared expert too. Their weights lie behind one another.
+
+    Where both matrices of a pair have low-rank additions, their B are a pair too. So are their A, if no other matrix has the same.
+    """
+
+    @property
+    def matrices(self) -> Mapping[str, tuple[str, str]]:
+        """Returns the matrices that are one here: two of equal shapes, both multiplied with the normed stream."""
+        which = ("",) if self.dense else ()
+        which += ("shared_",) if self.experts is not None and self.experts.shared_ffw else ()
+        return {f"{one}gate_up": (f"{one}gate", f"{one}up") for one in which}
 
     @property
     def pairs(self) -> Mapping[str, tuple[str, str]]:
-        """Returns the pair of gate and up, where the layer has it."""
-        return {"gate_up": ("gate", "up")} if self.dense else {}
+        """Returns the weights that are one here: matrices, A and B."""
+        low = {name: halves for pair in self.matrices for name, halves in self._low_pairs(pair).items()}
+        return dict(self.matrices) | low
 
-    def _add_inner(self, c: ModelConfig, std: float) -> None:
-        self.gate_up = param((2, c.embed, c.ffw_of(self.index)), (None, "embed", "ffw"), std=std)
+    def _low_pairs(self, pair: str) -> dict[str, tuple[str, str]]:
+        """Returns the A and B that are one."""
+        lora, (one, other) = self.config.lora, self.matrices[pair]
+        if lora is None or not {one, other}.issubset(with_additions(lora)):
+            return {}
+        (a, b), (other_a, other_b) = low_rank(one, lora), low_rank(other, lora)
+        alone = (a, other_a) == (f"{one}_a", f"{other}_a")
+        return {f"{pair}_b": (b, other_b)} | ({f"{pair}_a": (a, other_a)} if alone else {})
 
-    def _gate_up(self, x: Array) -> tuple[Array, Array]:
-        return self._both("gate_up", x)
+    def _add_low_rank(self, lora: Lora) -> None:
+        super()._add_low_rank(lora)
+        for pair, halves in self.matrices.items():
+            whole, low = getattr(self, pair), self._low_pairs(pair)
+            shape, axes = whole.get_value().shape[1:], whole.get_metadata()["axes"][1:]
+            paired = dict(zip((f"{pair}_a", f"{pair}_b"), _low_rank_of(whole, lora.rank, 1, 1), strict=True))
+            made = {name: weight for name, weight in paired.items() if name in low}
+            for half in set(halves).intersection(with_additions(lora)):
+                single = dict(zip(low_rank(half, lora), _low_rank_of(param(shape, axes), lora.rank, 0, 1), strict=True))
+                made |= {
+                    name: weight for name, weight in single.items() if not any(name in both for both in low.values())
+                }
+            for name, weight in made.items():
+                setattr(self, name, weight)
+
+    def _add_inner(self, which: str, ffw: int, std: float) -> None:
+        setattr(self, f"{which}gate_up", param((2, self.config.embed, ffw), (None, "embed", "ffw"), std=std))
+
+    def _gate_up(self, which: str, x: Array) -> tuple[Array, Array]:
+        return self._both(f"{which}gate_up", x)
 
     def _both(self, name: str, x: Array) -> tuple[Array, Array]:
-        """Returns the products of x with both matrices of a pair."""
+        """Returns the products of x with both matrices of a pair, with their low-rank additions."""
         rest = "hk"[: getattr(self, name).get_value().ndim - 2]
-        first, second = jnp.einsum(f"p...d,pd{rest}->p...{rest}", _twice(x), getattr(self, name)[...].astype(x.dtype))
-        return named(first, PROJECTED), named(second, PROJECTED)
+        made = jnp.einsum(f"p...d,pd{rest}->p...{rest}", _twice(x), getattr(self, name)[...].astype(x.dtype))
+        halves, low, lora = self.matrices[name], self._low_pairs(name), self.config.lora
+        first, second = (named(one, PROJECTED) for one in made)
+        if lora is None or not low:
+            return self._with_addition(first, halves[0], x), self._with_addition(second, halves[1], x)
+        with jax.named_scope("lora"):
+            if f"{name}_a" in low:
+                inner = jnp.einsum("p...d,pdr->p...r", _twice(x), getattr(self, f"{name}_a")[...].astype(x.dtype))
+            else:
+                owners = [low_rank(half, lora)[0] for half in halves]
+                each = {a: jnp.einsum("...d,dr->...r", x, getattr(self, a)[...].astype(x.dtype)) for a in owners}
+                inner = jnp.stack([each[a] for a in owners])
+            b = getattr(self, f"{name}_b")[...].astype(x.dtype)
+            added = jnp.asarray(lora.scale, x.dtype) * jnp.einsum(
+                f"p...r,pr{rest}->p...{rest}", named(inner, PROJECTED), b
+            )
+            return first + added[0], second + added[1]
 
 
 class PairedLayer(PairedInner):
@@ -366,9 +435,9 @@ class PairedLayer(PairedInner):
     """
 
     @property
-    def pairs(self) -> Mapping[str, tuple[str, str]]:
-        """Returns the pair of keys and values, and that of gate and up, where the layer has them."""
-        return ({"k_v": ("k", "v")} if "v" in self.sides else {}) | super().pairs
+    def matrices(self) -> Mapping[str, tuple[str, str]]:
+        """Returns the pair of keys and values, and those of gate and up, where the layer has them."""
+        return ({"k_v": ("k", "v")} if "v" in self.sides else {}) | dict(super().matrices)
 
     def _project(self, c: ModelConfig, std: float) -> None:
         for side in self.sides if "v" not in self.sides else ("q",):

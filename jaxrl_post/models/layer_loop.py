@@ -110,20 +110,17 @@ def run(
     lenders = lending_layers(kept)
     if lenders:
         calls = lending(calls, lenders)
-        cache = cache, {}
-    # A scan has one body. So layers whose names and shapes repeat are scanned together. A lender adds to what the loop
-    # carries, so it stays outside.
-    alone, shapes = range(len(layers)), [()] * len(layers)
+        cache = cache, {one: _unwritten(kept[one], h) for one in lenders} if how.scan else {}
     if how.scan:
         flat = [nnx.to_flat_state(nnx.split(layer)[1]) for layer in layers]
-        alone, shapes = lenders, [tuple((path, leaf.get_value().shape) for path, leaf in one) for one in flat]
-    for part, period in stretches(shapes, alone):
-        if period:
+        shapes = [tuple((path, leaf.get_value().shape) for path, leaf in one) for one in flat]
+        for part, period in stretches(shapes):
             own = None if given is None else given[part]
-            parts = alike(shapes[part][:period])
-            h, cache = _scanned(layers[part], parts, h, turns[part], kept[part], calls, cache, how, own, part.start)
-            continue
-        which = part.start
+            parts, numbers = alike(shapes[part][:period]), range(part.start, part.stop)
+            several = layers[part], parts, h, turns[part], kept[part]
+            h, cache = _scanned(*several, calls, cache, how, own, numbers, lenders)
+        return h, cache[0] if lenders else cache
+    for which in range(len(layers)):
         with jax.named_scope(f"layer_{which}"):
             graph, state = nnx.split(layers[which])
             own = None if given is None else given[which]
@@ -135,17 +132,16 @@ def run(
     return h, cache[0] if lenders else cache
 
 
-def stretches(shapes: Sequence, alone: Collection[int]) -> Iterator[tuple[slice, int]]:
-    """Yields layers that follow one another, and after how many of them their shapes repeat. 0: one layer of `alone`.
+def stretches(shapes: Sequence) -> Iterator[tuple[slice, int]]:
+    """Yields layers that follow one another, and after how many of them their shapes repeat.
 
     From each layer on, the period is taken that covers most layers, and of several the shortest. A period of more than one layer
     repeats at least once.
     """
-    at = 0
-    while at < len(shapes):
+    at, end = 0, len(shapes)
+    while at < end:
         period, covered = 0, 1
-        end = next((one for one in range(at, len(shapes)) if one in alone), len(shapes))
-        for size in range(1, min(end - at, max(1, (end - at) // 2)) + 1):
+        for size in range(1, max(1, (end - at) // 2) + 1):
             equal = 0
             while at + equal + size < end and shapes[at + equal] == shapes[at + equal + size]:
                 equal += 1
@@ -162,12 +158,12 @@ def alike(shapes: Sequence) -> list[slice]:
     return [slice(*one) for one in itertools.pairwise((0, *ends, len(shapes)))]
 
 
-def groups(shapes: Sequence, alone: Collection[int]) -> list[tuple[int, ...]]:
-    """Returns the numbers of the layers of each scanned stack, and of each layer that is not scanned. Arguments: as of `stretches`."""
+def groups(shapes: Sequence) -> list[tuple[int, ...]]:
+    """Returns the numbers of the layers of each scanned stack."""
     found = []
-    for part, period in stretches(shapes, alone):
-        places = np.arange(part.start, part.stop).reshape(-1, period or 1)
-        found += [tuple(map(int, places[:, one].ravel())) for one in alike(shapes[part][: period or 1])]
+    for part, period in stretches(shapes):
+        places = np.arange(part.start, part.stop).reshape(-1, period)
+        found += [tuple(map(int, places[:, one].ravel())) for one in alike(shapes[part][:period])]
     return found
 
 
@@ -179,18 +175,28 @@ def lending_layers(kept: Sequence[Kind]) -> set[int]:
 def lending(calls: Callbacks, lenders: Collection[int]) -> Callbacks:
     """Returns them such that the second part of the cache holds the keys and values of these layers, by number.
 
-    A later layer that names one in `of` gets them for its own.
+    A later layer that names one in `of` gets them for its own. In a scan the number of a layer is traced. So `lends` says which of
+    the scanned layers lend, and the cache holds arrays for them from the start.
     """
 
-    def attend(layer, q, k, v, cache, *, of=None, **how):
+    def attend(layer, q, k, v, cache, *, of=None, lends=(), **how):
         cache, lent = cache
-        k, v = (k, v) if of is None else lent[of]
-        if of is None and isinstance(layer, int) and layer in lenders:
-            lent = lent | {layer: (k, v)}
+        if of is not None:
+            k, v = lent[of]
+        elif isinstance(layer, int):
+            lent = lent | ({layer: (k, v)} if layer in lenders else {})
+        for one in lends:
+            lent = lent | {one: jax.tree.map(functools.partial(jnp.where, layer == one), (k, v), lent[one])}
         out, cache = calls.attend(layer, q, k, v, cache, **how)
         return out, (cache, lent)
 
     return beside(calls)._replace(attend=attend)
+
+
+def _unwritten(kept: Pages, h: Array) -> tuple[Array, Array]:
+    """Returns zeros in the place of a layer's keys and values, [..., K, H] each."""
+    empty = jnp.zeros((*h.shape[:-1], kept.kv_heads, kept.head_dim), h.dtype)
+    return empty, empty
 
 
 def beside(calls: Callbacks) -> Callbacks:
@@ -231,9 +237,10 @@ def _scanned(
     cache: Any,
     how: LayerLoop,
     given: Array | None,
-    start: int,
+    numbers: Sequence[int],
+    lenders: Collection[int],
 ) -> tuple[Array, Any]:
-    """Returns what `run` does, of layers whose names and shapes of weights repeat. start: the number of the first.
+    """Returns what `run` does, of layers whose names and shapes of weights repeat. numbers: of these layers.
 
     The body has the layers of one period, one after another. parts: which of them are `alike`. These are a loop of their own:
     XLA:TPU keeps temporaries for each layer that is written out."""
@@ -242,13 +249,15 @@ def _scanned(
     for part in parts:
         own = places[:, part]
         which = own.ravel()
+        own_numbers = np.asarray(numbers, np.int32)[which]
+        lends = [int(one) for one in own_numbers if one in lenders]
         body, weights, *kinds = _body(
-            *([each[at] for at in which] for each in (layers, turns, kept)), h.dtype, calls, how
+            *([each[at] for at in which] for each in (layers, turns, kept)), lends, h.dtype, calls, how
         )
         rows = given
         if given is not None:
             rows = given.reshape(-1, period, *given.shape[1:])[:, part].reshape(-1, *given.shape[1:])
-        body, stack = _again(body, how, in_loop=True), (weights, rows, jnp.asarray(start + which), *kinds)
+        body, stack = _again(body, how, in_loop=True), (weights, rows, jnp.asarray(own_numbers), *kinds)
         if own.shape[1] > 1:
             body = functools.partial(_in_order, body)
             stack = jax.tree.map(lambda x, by=own.shape: x.reshape(*by, *x.shape[1:]), stack)
@@ -272,11 +281,17 @@ def _in_order(body: Callable, *given: Any) -> tuple[Array, Any]:
 
 
 def _body(
-    layers: Layers, turns: Turns, kept: Sequence[Kind], dtype: Any, calls: Callbacks, how: LayerLoop
+    layers: Layers,
+    turns: Turns,
+    kept: Sequence[Kind],
+    lends: Sequence[int],
+    dtype: Any,
+    calls: Callbacks,
+    how: LayerLoop,
 ) -> tuple[Callable, dict[str, Array], Array, Array]:
     """Returns body(weights, given, number, turning, seeing, h, cache) -> (h, cache) of alike layers.
 
-    And of each layer the weights, the kind of its rotation, and the kind of what it sees."""
+    And of each layer the weights, the kind of its rotation, and the kind of what it sees. lends: numbers of those that lend."""
     first = layers[0].paired() if how.paired else layers[0]
     graph, _ = nnx.split(first)
     own = [nnx.to_pure_dict(nnx.split(layer)[1]) for layer in layers]
@@ -292,6 +307,7 @@ def _body(
 
     def one(weights, given, index, turning, seeing, h, cache):
         def attend_here(_, q, k, v, cache, *, window, **more):
+            more |= {"lends": lends} if lends else {}
             own = [{"window": one.window} | ({} if one.of is None else {"of": one.of}) for one in choices]
             ways = [functools.partial(calls.attend, index, **more | one) for one in own]
             return jax.lax.switch(seeing, ways, q, k, v, cache) if len(ways) > 1 else ways[0](q, k, v, cache)

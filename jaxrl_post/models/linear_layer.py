@@ -62,7 +62,6 @@ class LinearLayer(Layer):
 
     def paired(self) -> PairedLinearLayer:
         """Returns the layer that computes the same from pairs of the weights, without its weights."""
-        assert self.config.lora is None, "low-rank additions belong to single matrices"
         return PairedLinearLayer(self.config, self.index)
 
 
@@ -72,12 +71,12 @@ class PairedLinearLayer(LinearLayer, PairedInner):
     It computes what `LinearLayer` does. With full remat a layer has 23 instead of 39 products with weights."""
 
     @property
-    def pairs(self) -> Mapping[str, tuple[str, str]]:
+    def matrices(self) -> Mapping[str, tuple[str, str]]:
         own = {f"linear_{a}_{b}": (f"linear_{a}", f"linear_{b}") for a, b in _PAIRS}
-        return own | super().pairs
+        return own | dict(super().matrices)
 
     def _add_projection(self, name: str, c: ModelConfig, sizes: tuple[int, ...], std: float) -> None:
-        for pair, (first, _) in self.pairs.items():
+        for pair, (first, _) in self.matrices.items():
             if name == first:
                 setattr(self, pair, param((2, c.embed, *sizes), (None, "embed", *_AXES[: len(sizes)]), std=std))
 

@@ -83,7 +83,7 @@ def recipe(
     loop = layer_loop.LayerLoop(
         scan=on(scan_layers, platform),
         row_major=platform in ("gpu", "cuda"),
-        paired=platform == "tpu" and model.lora is None,
+        paired=platform == "tpu",
         placed=platform == "tpu" and meshes.vocab_shards(mesh) > 1,  # whole weights would take more temporaries
         policy=remat,
     )

@@ -174,8 +174,7 @@ class Trainer:
         """Returns the programs of a form of weights."""
         if given not in self._programs:
             model = self._model(given)
-            loop = dataclasses.replace(self._recipe.loop, paired=self._recipe.loop.paired and given is None)
-            recipe = dataclasses.replace(self._recipe, model=model, loop=loop)
+            recipe = dataclasses.replace(self._recipe, model=model)
             homes = lora.trained(placement.of_policy(model, self._recipe.mesh)[0])
             self._programs[given] = Programs(recipe, homes)
         return self._programs[given]
