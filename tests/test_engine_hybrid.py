@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_post.engine import recurrent_rows, row_plan
+from jaxrl_post.engine import prompt_program, recurrent_rows, row_plan
 from jaxrl_post.engine.host.slot_table import SlotTable
 from jaxrl_post.models.model_config import LinearAttention
 from jaxrl_post.parallel import mesh as meshes
@@ -128,9 +128,52 @@ def test_a_swap_that_keeps_continues_from_the_old_states():
     assert [one for one in told if one] == []
 
 
-def test_a_pass_of_the_wide_prompt_program_is_refused():
-    with pytest.raises(ValueError, match="engine.prompt_rows=128: .* recurrent state.*; the nearest valid value is 0"):
-        engine(prompt_rows=128)
+# ---- prompts in the wide program, as a key of its own
+
+LONG = lab.requests(24, longest_prompt=150, longest=24, seed=3)
+
+
+def wide(**changes):
+    return engine(**dict(max_length=200, pages=16 * 13, prompt_rows=256) | changes)
+
+
+@pytest.fixture(scope="module")
+def passes():
+    return wide()
+
+
+@pytest.fixture(scope="module")
+def by_passes(passes):
+    return lab.run(fresh(passes), LONG)
+
+
+def test_wide_prompts_agree_with_the_independent_sampler(passes, by_passes):
+    assert lab.against_sampler(by_passes, LONG[::2], lab.weights(0, HYBRID), HYBRID) == []
+
+
+def test_samples_copy_the_state_that_a_pass_left_behind_a_prompt(passes, by_passes):
+    passes.metrics()
+    assert lab.same_bits({r.rollout_id: by_passes[r.rollout_id] for r in LONG[:8]}, lab.run(fresh(passes), LONG[:8]))
+    told = passes.metrics()
+    assert told["rows/prefill"] == sum(r.prompt.tokens.size - 1 for r in LONG[:8:4])
+    assert told["sched/copied_states"] == 6
+
+
+def test_the_place_of_a_wide_prompt_changes_nothing(passes, by_passes, monkeypatch):
+    order = np.random.default_rng(1).permutation(len(LONG))
+    out = lab.run(fresh(passes), [LONG[i] for i in order], submit_at=[0, 0, 3] * 8)
+    assert lab.same_bits(by_passes, out)
+    tight = wide(pages=13)
+    assert lab.same_bits(by_passes, lab.run(tight, LONG)) and tight.metrics()["sched/preemptions"] >= 1
+    monkeypatch.setattr(prompt_program, "PIECE", 128)  # a prompt goes on in the next piece
+    assert lab.same_bits(by_passes, lab.run(wide(), LONG))
+
+
+def test_the_rows_of_tiles_by_slot():
+    """Slot 3 has two tiles, slot 1 begins, slot 0 has no rows, and the last tile is empty."""
+    tiles = np.array([[3, 64, 64], [3, 128, 10], [1, 0, 64], [0, 0, 0]], np.int32)
+    found = prompt_program.slot_rows(jax.numpy.asarray(tiles), 4)
+    assert [list(map(int, one)) for one in found] == [[0, 128, 0, 0], [0, 0, 0, 64], [0, 64, 0, 74], [0, 64, 0, 74]]
 
 
 # ---- planted faults: each breaks one of the equalities above

@@ -153,7 +153,6 @@ class RowEngine(RowHost):
                 f"engine.max_length={sizes.max_length} is beyond the model's {model.max_length} positions; the "
                 f"nearest valid value is {model.max_length}"
             )
-        check_prompt_rows(model, sizes.prompt_rows)
         recurrent = bool(cache_kinds.states(model.kept))
         sizes = replace(sizes, replicas=meshes.replicas(mesh), recurrent=recurrent)
         sequence.check_sizes(sizes)  # before anything is compiled
@@ -202,15 +201,6 @@ class RowEngine(RowHost):
         """Takes the weights of `version` that an engine of another layout released; pages and tables are empty."""
         self.device.restore_weights(held)
         self.admission.version = version
-
-
-def check_prompt_rows(model: decoder.ModelConfig, rows: int) -> None:
-    """Raises ValueError where a model's prompts cannot be computed by the wide program."""
-    if rows and cache_kinds.states(model.kept):
-        raise ValueError(
-            f"engine.prompt_rows={rows}: the model has layers with a recurrent state, whose prompts the row program computes; the "
-            "nearest valid value is 0"
-        )
 
 
 class HostWeights:

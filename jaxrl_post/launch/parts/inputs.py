@@ -22,7 +22,6 @@ from jaxrl_post.data import chat, ends, messages, prompts, tasks
 from jaxrl_post.data import tokenizer as tokenizers
 from jaxrl_post.data.prompts import measured
 from jaxrl_post.engine import step_cost as cost
-from jaxrl_post.engine.row_engine import check_prompt_rows
 from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.launch.parts import adapter, completions, environments, second_models, sources
 from jaxrl_post.launch.parts.python_inputs import NOTHING, PythonInputs
@@ -114,7 +113,6 @@ def policy(config: Config) -> PolicyFiles:
     hf.check_savable(model)  # as the run ends with it
     adapter.check(config, model)
     _check_routers(config, model)
-    check_prompt_rows(model, config.engine.prompt_rows)
     return PolicyFiles(
         place=place,
         tokenizer=tokenizer,
