@@ -108,6 +108,22 @@ def test_derived_values():
     assert config.resolve(given(), ["engine.head_rows=99", "engine.pages=77"]).pages == 77
 
 
+@pytest.mark.parametrize(
+    "changes, verifies",
+    [
+        ([], False),
+        (["speculation.drafter=ours"], True),
+        (["scheduler.name=auto"], True),
+        (["scheduler.name=tail_batching", "scheduler.over=1.25"], True),
+        (["scheduler.name=tail_batching", "scheduler.over=1.25", "scheduler.prefix_mode=recompute"], False),
+        (["scheduler.name=pipeline"], False),
+        (["scheduler.name=pipeline", "scheduler.max_staleness=1", "engine.carry_over=verify"], True),
+    ],
+)
+def test_tokens_may_be_proposed(changes, verifies):
+    assert config.resolve(given(), changes).verifies is verifies
+
+
 # What ml_collections lets pass.
 
 

@@ -102,6 +102,14 @@ def test_candidates_change_nothing(shared, plain):
         assert shared.metrics()["rows/draft_accepted"] > least
 
 
+def test_without_proposals_a_state_keeps_no_rows_and_nothing_changes(plain):
+    one = engine(verifies=False)
+    states = [layer for layer in one.device.state.cache if isinstance(layer, recurrent_rows.Recurrent)]
+    assert [part.size for layer in states for part in jax.tree.leaves((layer.pending, layer.inputs))] == [0] * 14
+    out = lab.run(one, [lab.with_guesses(r, plain[r.rollout_id].tokens) for r in ASKED])
+    assert lab.same_bits(plain, out) and one.metrics().get("rows/draft_accepted", 0) == 0
+
+
 def drafts(plain, clones: bool):
     return lab.drafting("ours", lab.groups_of(ASKED, plain, vary=0.2), clones=clones)
 
@@ -159,14 +167,22 @@ def test_samples_copy_the_state_that_a_pass_left_behind_a_prompt(passes, by_pass
     assert told["sched/copied_states"] == 6
 
 
-def test_the_place_of_a_wide_prompt_changes_nothing(passes, by_passes, monkeypatch):
-    order = np.random.default_rng(1).permutation(len(LONG))
-    out = lab.run(fresh(passes), [LONG[i] for i in order], submit_at=[0, 0, 3] * 8)
+SHUFFLED = [LONG[i] for i in np.random.default_rng(1).permutation(len(LONG))]
+
+
+def test_the_place_of_a_wide_prompt_changes_nothing(passes, by_passes):
+    out = lab.run(fresh(passes), SHUFFLED, submit_at=[0, 0, 3] * 8)
     assert lab.same_bits(by_passes, out)
     tight = wide(pages=13)
     assert lab.same_bits(by_passes, lab.run(tight, LONG)) and tight.metrics()["sched/preemptions"] >= 1
-    monkeypatch.setattr(prompt_program, "PIECE", 128)  # a prompt goes on in the next piece
-    assert lab.same_bits(by_passes, lab.run(wide(), LONG))
+
+
+def test_a_wide_prompt_goes_on_in_the_next_piece_of_a_pass(monkeypatch):
+    monkeypatch.setattr(prompt_program, "PIECE", 128)
+    one = wide()
+    out = lab.run(one, LONG)
+    assert lab.against_sampler(out, LONG[::4], lab.weights(0, HYBRID), HYBRID) == []
+    assert lab.same_bits(out, lab.run(fresh(one), SHUFFLED, submit_at=[0, 0, 3] * 8))
 
 
 def test_the_rows_of_tiles_by_slot():

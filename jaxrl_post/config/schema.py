@@ -463,5 +463,13 @@ class Config:
         return max(self.engine.row_sizes)
 
     @property
+    def verifies(self) -> bool:
+        """Whether tokens may be proposed to the engine, by a drafter or from a rollout of older weights."""
+        name = self.scheduler.name
+        deferred = name == "tail_batching" and self.scheduler.prefix_mode == "verify"
+        running = name == "pipeline" and self.engine.carry_over in ("verify", "auto")
+        return self.speculation.drafter != "off" or name == "auto" or deferred or running
+
+    @property
     def pages(self) -> int:
         return self.engine.pages or self.engine.slots * -(-self.engine.max_length // self.engine.page_size)

@@ -52,7 +52,8 @@ class EngineSettings:
     vocabulary is split over (kernels.verify.Shards), or None for one device. `kept_ids`: the most ids that top-k and top-p
     leave of a token that is recorded; 0 records none. `route_words`: the words of its route through the experts, behind
     them; 0 records none. `recurrent`: layers have a recurrent state, which lies in a slot and not in pages; the engine
-    sets it by its model."""
+    sets it by its model. `verifies`: tokens may be proposed. Where not, recurrent layers keep no rows that may be rejected,
+    and a request's candidates are not used. No bits depend on it."""
 
     replicas: int = 1
     slots: int
@@ -71,6 +72,7 @@ class EngineSettings:
     kept_ids: int = 0
     route_words: int = 0
     recurrent: bool = False
+    verifies: bool = True
 
     @property
     def record(self) -> int:
@@ -85,7 +87,7 @@ class EngineSettings:
     @property
     def state_rows(self) -> int:
         """Returns the most drafted rows that one slot has in a step, where layers have a recurrent state."""
-        return min(STATE_ROWS, self.emit - 1, self.head_rows - 1)
+        return min(STATE_ROWS, self.emit - 1, self.head_rows - 1) if self.verifies or self.scoring else 0
 
     @property
     def inserts(self) -> int:

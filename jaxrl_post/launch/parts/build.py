@@ -227,6 +227,7 @@ def engine_sizes(config: Config, layout: Layout, model: decoder.ModelConfig | No
         refill_slots=c.refill_slots,
         prompt_rows=c.prompt_rows * more,
         dtype=jnp.dtype(c.dtype),
+        verifies=config.verifies,
     )
 
 

@@ -484,8 +484,8 @@ def _cache(config: Config, model: decoder.ModelConfig) -> int:
     pages = positions * cache_kinds.held(model.kept, config.mesh.engine_parts) * size
 
     def states() -> list:
-        slots, dtype = config.engine.slots, config.engine.dtype
-        return [recurrent_rows.empty(slots, STATE_ROWS, one, dtype) for one in cache_kinds.states(model.kept)]
+        slots, rows, dtype = config.engine.slots, STATE_ROWS if config.verifies else 0, config.engine.dtype
+        return [recurrent_rows.empty(slots, rows, one, dtype) for one in cache_kinds.states(model.kept)]
 
     parts = jax.tree.leaves(jax.eval_shape(states))
     return pages + sum(part.size * part.dtype.itemsize for part in parts) // config.mesh.engine_parts
