@@ -39,7 +39,7 @@ def whole_programs(
 ) -> None:
     """Compiles each program of each model for its slices, and writes their figures.
 
-    One after another: a compiler uses all cores, and its CPU seconds grow beside other work.
+    They are compiled one after another, because CPU seconds of a compiler grow beside other work.
 
     Args:
       models: the slices by model.

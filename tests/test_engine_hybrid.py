@@ -185,10 +185,17 @@ def test_a_wide_prompt_goes_on_in_the_next_piece_of_a_pass(monkeypatch):
     assert lab.same_bits(out, lab.run(fresh(one), SHUFFLED, submit_at=[0, 0, 3] * 8))
 
 
+@pytest.mark.parametrize("sizes", [{"tensor": 2}, {"data": 2}], ids=str)
+def test_wide_prompts_on_two_devices(sizes):
+    asked = lab.requests(8, longest_prompt=90, longest=8, replicas=sizes.get("data", 1))
+    out = lab.run(wide(mesh=meshes.make_mesh(**sizes), prompt_rows=128), asked)
+    assert lab.against_sampler(out, asked, lab.weights(0, HYBRID), HYBRID) == []
+
+
 def test_the_rows_of_tiles_by_slot():
     """Slot 3 has two tiles, slot 1 begins, slot 0 has no rows, and the last tile is empty."""
     tiles = np.array([[3, 64, 64], [3, 128, 10], [1, 0, 64], [0, 0, 0]], np.int32)
-    found = prompt_program.slot_rows(jax.numpy.asarray(tiles), 4)
+    found = prompt_program.rows_of_tiles(jax.numpy.asarray(tiles), 4)
     assert [list(map(int, one)) for one in found] == [[0, 128, 0, 0], [0, 0, 0, 64], [0, 64, 0, 74], [0, 64, 0, 74]]
 
 

@@ -9,11 +9,13 @@ import pytest
 from refusals import refused
 
 from jaxrl_post.config import default, resolve
+from jaxrl_post.engine import compiled
+from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.launch.parts import build
 from jaxrl_post.launch.plan import activations, memory_plan, roofline
 from jaxrl_post.launch.plan.memory_plan import Item, Kind
 from jaxrl_post.models import decoder
-from jaxrl_post.models.model_config import Experts
+from jaxrl_post.models.model_config import Experts, LinearAttention
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer.learner import Learner, LearnerSettings
@@ -109,6 +111,20 @@ def test_pages_by_hand():
     assert got["KV pages (10 of 16 tokens, float32)"] == 2 * 2 * 160 * 2 * 8 * 4
     assert got["weights (engine, float32, shared)"] == 0 and got["weights (reference, float32)"] == 0
     assert table("algorithm.kl_loss_coef=0.1")["weights (reference, float32)"] > 0
+
+
+@pytest.mark.parametrize(
+    "changes", [[], ["speculation.drafter=ours", "engine.row_sizes=[128]"]], ids=["plain", "drafts"]
+)
+def test_a_cache_is_what_an_engine_makes(changes):
+    """Where nothing is proposed, layers with a state keep no rows that may be rejected."""
+    given = config("engine.slots=8", *changes)
+    model = dataclasses.replace(TINY, linear=LinearAttention(2, 4, 8, 8, 4, layers=(0,)))
+    sizes = build.engine_sizes(given, build.layouts(given)[0], model)
+    state, _ = jax.eval_shape(lambda: compiled.Programs(model, meshes.make_mesh(), sizes).blanks(Drafter()))
+    made = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.cache))
+    items = memory_plan.memory(given, model)
+    assert sum(item.bytes for item in items if item.kind is Kind.PAGES) == made
 
 
 def test_remat_and_a_smaller_head_chunk_need_less():

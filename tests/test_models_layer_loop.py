@@ -13,7 +13,7 @@ from dense_attend import dense, in_order
 from test_models_decoder import config_of, shaken, text
 
 from jaxrl_post.models import decoder, layer_loop
-from jaxrl_post.models.model_config import Experts, LinearAttention, Lora
+from jaxrl_post.models.model_config import Experts, FullAttention, LinearAttention, Lora
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 EXACT, SINGLE = 1e-12, 5e-6
@@ -32,16 +32,27 @@ EXPERTS = dataclasses.replace(
 )
 # Layers 2 and 3 lend their keys and values: a body that lends two, and one that reads two.
 LENT = dataclasses.replace(config_of("qk_norm"), layers=7, windows=(5, 5, None, 5, None, 5, 5), shared_layers=3)
-# Its embeddings of each layer are cut for two scans.
-GIVEN = dataclasses.replace(LENT, layer_embeds=6)
+# As in Gemma 4 E4B: periods of two kinds of layers, each with a lender of its own shapes, and embeddings of each layer.
+GIVEN = dataclasses.replace(
+    LENT, layers=9, windows=(5, 5, None) * 3, full=FullAttention(1, 12), shared_layers=3, layer_embeds=6
+)
 BESIDE = dataclasses.replace(config_of("all"), layers=3, windows=(4, 4, None), experts=Experts(5, 2, 7, beside=True))
 # Twice two layers with states and dense feed-forwards, then one with attention and experts.
 STATES = dataclasses.replace(
     config_of("qk_norm"), layers=6, windows=(), linear=LinearAttention(2, 4, 3, 5, 4, layers=(0, 1, 3, 4)),
     experts=Experts(5, 2, 7, dense_layers=(0, 1, 3, 4)),
 )  # fmt: skip
-# Keys have no additions, so that the pair of keys and values has none of A and B.
-LOW = dataclasses.replace(MIXED, lora=Lora(2, 3.0, ("q", "v", "o", "gate", "up", "down")))
+# Keys and gates have no additions, so that their pairs have none of A and B.
+LOW = dataclasses.replace(MIXED, lora=Lora(2, 3.0, ("q", "v", "o", "up", "down")))
+# One A for all four matrices of the first two pairs, and one for both of the third.
+LOW_NEXT = dataclasses.replace(
+    STATES,
+    layers=3,
+    windows=(),
+    linear=STATES.linear._replace(layers=(0, 1)),
+    experts=None,
+    lora=Lora(2, 3.0, ("linear_qkvz", "linear_ba", "linear_o")),
+)
 # One A for three matrices of the states' layers, and for the feed-forwards of both kinds their own.
 LOW_STATES = dataclasses.replace(
     STATES,
@@ -89,6 +100,7 @@ def worst(a, b):
         (LENT, {"policy": "full", "paired": True}),
         (GIVEN, {"policy": "projections", "paired": True, "placed": True}),
         (LOW, {"policy": "projections", "paired": True}),
+        (LOW_NEXT, {"policy": "full", "paired": True}),
         (LOW_STATES, {"policy": "full", "paired": True, "placed": True}),
         *(
             pytest.param(*one, marks=pytest.mark.shown("exact-scale"))
@@ -104,6 +116,7 @@ def worst(a, b):
         "lent",
         "given",
         "low",
+        "low_next",
         "low_states",
         "mixed_kept",
         "alike",

@@ -159,7 +159,7 @@ def test_gradients_in_stacks_of_several_kinds_are_those_by_layer():
 
 
 def test_layers_are_stacked_and_unstacked_by_number():
-    """Layer 11 is not scanned, and layer 5 has no leaves."""
+    """Layer 11 is a stack of its own, and layer 5 has no leaves."""
     layers = {
         str(index): {"q": np.full((2, 3), index), "norm": np.full(2, -index)} for index in range(12) if index != 5
     }

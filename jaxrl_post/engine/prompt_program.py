@@ -21,11 +21,11 @@ from jaxtyping import Array, Int
 from jaxrl_post.engine import recurrent_rows
 from jaxrl_post.engine.host.wire import PROMPT_TILE, TILE_COUNT, TILE_FIRST, TILE_SLOT, TILE_TABLE
 from jaxrl_post.engine.row_state import Program
-from jaxrl_post.kernels import prompt_attention
+from jaxrl_post.kernels import prompt_attention, recurrent_tpu
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
-PIECE = 512  # rows of a pass, at most, that move states at once: a TPU's kernel holds so many in the chip
+PIECE = recurrent_tpu.MOST_ROWS  # rows of a pass, at most, that move states at once
 
 
 def prefill(
@@ -59,7 +59,7 @@ def _recurring(program: Program, tiles: Array, slots: int) -> Callable:
         def of_piece(cache, piece):
             tiles, *given = piece
             slot = jnp.repeat(tiles[:, TILE_SLOT], PROMPT_TILE)
-            out, cache = program.recurring(slot_rows(tiles, slots), slot)(layer, *given, weights, cache)
+            out, cache = program.recurring(rows_of_tiles(tiles, slots), slot)(layer, *given, weights, cache)
             return cache, out
 
         pieces = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), (tiles, inputs, g, beta))
@@ -69,8 +69,8 @@ def _recurring(program: Program, tiles: Array, slots: int) -> Callable:
     return recur
 
 
-def slot_rows(tiles: Int[Array, "tiles columns"], slots: int) -> recurrent_rows.SlotRows:
-    """Returns the rows of tiles by slot, all of them settled. Tiles of a prompt follow one another, all full but its last."""
+def rows_of_tiles(tiles: Int[Array, "tiles columns"], slots: int) -> recurrent_rows.SlotRows:
+    """Returns the rows of tiles by slot, all of them settled. Tiles of a prompt follow one another. All but its last are full."""
     counts, some = tiles[:, TILE_COUNT], tiles[:, TILE_COUNT] > 0
     slot = jnp.where(some, tiles[:, TILE_SLOT], slots)
 

@@ -96,11 +96,14 @@ def unpacked(words: Int[Array, "*rows words"], config: ModelConfig) -> Int[Array
 
 def gates(scores: Float[Array, "*rows E"], ids: Int[Array, "*rows k"], experts: Experts) -> Float[Array, "*rows k"]:
     """Returns the weight of each chosen expert, float32 or wider."""
-    # Compared and not looked up, because the gradient of a look-up is a scatter.
-    here = ids[..., None] == jnp.arange(scores.shape[-1])
-    picked = jnp.sum(jnp.where(here, scores[..., None, :], 0), axis=-1)
+    picked = taken(scores[..., None, :], ids)
     over = picked if experts.renormalised else scores
     return jnp.exp(picked - jax.nn.logsumexp(over, axis=-1, keepdims=True))
+
+
+def taken(values: Float[Array, "... E"], ids: Int[Array, "*rows k"]) -> Float[Array, "*rows k"]:
+    """Returns the values [..., 1, E] of the chosen experts. Ids are compared, because the gradient of a look-up is a scatter."""
+    return jnp.sum(jnp.where(ids[..., None] == jnp.arange(values.shape[-1]), values, 0), axis=-1)
 
 
 def mixed(
@@ -162,8 +165,7 @@ def mixed(
 def by_expert(expert: Int[Array, " N"], count: int) -> tuple[Int[Array, " N"], Int[Array, " N"]]:
     """Returns the numbers of rows sorted by expert, of equal experts by number, and the experts in this order.
 
-    expert: from 0 to `count`. Where 32 bits suffice, keys hold both: a sort of one array takes fewer seconds to compile, and moves
-    half the bytes.
+    expert: from 0 to `count`. Where 32 bits suffice, a key holds both. A sort of one array compiles in fewer seconds.
     """
     bits, places = max(expert.size - 1, 1).bit_length(), jnp.arange(expert.size, dtype=jnp.int32)
     if (count + 1) << bits > 1 << 32:
@@ -177,7 +179,7 @@ def by_expert(expert: Int[Array, " N"], count: int) -> tuple[Int[Array, " N"], I
 def _sorted(x: Float[Array, "T D"], order: Int[Array, " N"], back: Int[Array, " N"]) -> Float[Array, "N D"]:
     """Returns a row for each expert that it uses, in `order`. N is k T.
 
-    The gradient adds a row's k slopes by rank. XLA's own is a scatter, which sorts again and adds one row after another.
+    The gradient adds a row's k slopes by rank. XLA's own gradient would scatter them one after another.
     """
     return x[order // (order.size // x.shape[0])]
 

@@ -71,9 +71,9 @@ def adapted(target: str) -> tuple[str, ...]:
     return _TOGETHER.get(target, (target,))
 
 
-def with_additions(lora: Lora) -> list[str]:
-    """Returns the matrices with low-rank additions, of which a layer has some."""
-    return [name for target in lora.targets for name in adapted(target)]
+def with_additions(lora: Lora) -> tuple[str, ...]:
+    """Returns the matrices with low-rank additions. A layer has some: with experts, those of a feed-forward have other names."""
+    return tuple(name for target in lora.targets for name in adapted(target))
 
 
 def low_rank(matrix: str, lora: Lora) -> tuple[str, str]:
@@ -118,7 +118,7 @@ def param(shape: tuple[int, ...], axes: tuple[str | None, ...], *, std: float = 
 def _low_rank_of(whole: nnx.Param, rank: int, first: int, inputs: int) -> tuple[nnx.Param, nnx.Param]:
     """Returns A [..., inputs, r] and B [..., r, outputs] of a matrix [..., inputs, outputs].
 
-    first: the number of axes before its inputs: of experts, or of a pair. inputs: the number of theirs."""
+    first: axes before those of the inputs: of experts, or of a pair. inputs: axes of the inputs."""
     shape, axes, last = whole.get_value().shape, whole.get_metadata()["axes"], first + inputs
     return (
         param((*shape[:last], rank), (*axes[:last], None)),
@@ -309,7 +309,7 @@ class Layer(nnx.Module):
             scores = scores + self.router_bias[...].astype(wide) if e.biased else scores
             ids, cache = routing.choose(self.index, scores, e.per_token, cache)
             gates = mixture.gates(scores, ids, e)
-            gates = gates * self.expert_scale[...].astype(wide)[ids] if e.beside else gates
+            gates = gates * mixture.taken(jnp.asarray(self.expert_scale[...], wide), ids) if e.beside else gates
         names = [name for name in EXPERT_AXES if hasattr(self, f"experts_{name}")]
         matrices = {name: jnp.asarray(getattr(self, f"experts_{name}")[...]) for name in names}
         last = matrices.pop("down_bias", None)
@@ -363,7 +363,7 @@ class PairedInner(Layer):
     """
 
     @property
-    def matrices(self) -> Mapping[str, tuple[str, str]]:
+    def matrix_pairs(self) -> Mapping[str, tuple[str, str]]:
         """Returns the matrices that are one here: two of equal shapes, both multiplied with the normed stream."""
         which = ("",) if self.dense else ()
         which += ("shared_",) if self.experts is not None and self.experts.shared_ffw else ()
@@ -372,12 +372,12 @@ class PairedInner(Layer):
     @property
     def pairs(self) -> Mapping[str, tuple[str, str]]:
         """Returns the weights that are one here: matrices, A and B."""
-        low = {name: halves for pair in self.matrices for name, halves in self._low_pairs(pair).items()}
-        return dict(self.matrices) | low
+        low = {name: halves for pair in self.matrix_pairs for name, halves in self._low_pairs(pair).items()}
+        return dict(self.matrix_pairs) | low
 
     def _low_pairs(self, pair: str) -> dict[str, tuple[str, str]]:
         """Returns the A and B that are one."""
-        lora, (one, other) = self.config.lora, self.matrices[pair]
+        lora, (one, other) = self.config.lora, self.matrix_pairs[pair]
         if lora is None or not {one, other}.issubset(with_additions(lora)):
             return {}
         (a, b), (other_a, other_b) = low_rank(one, lora), low_rank(other, lora)
@@ -386,16 +386,15 @@ class PairedInner(Layer):
 
     def _add_low_rank(self, lora: Lora) -> None:
         super()._add_low_rank(lora)
-        for pair, halves in self.matrices.items():
+        for pair, halves in self.matrix_pairs.items():
             whole, low = getattr(self, pair), self._low_pairs(pair)
-            shape, axes = whole.get_value().shape[1:], whole.get_metadata()["axes"][1:]
-            paired = dict(zip((f"{pair}_a", f"{pair}_b"), _low_rank_of(whole, lora.rank, 1, 1), strict=True))
-            made = {name: weight for name, weight in paired.items() if name in low}
-            for half in set(halves).intersection(with_additions(lora)):
-                single = dict(zip(low_rank(half, lora), _low_rank_of(param(shape, axes), lora.rank, 0, 1), strict=True))
-                made |= {
-                    name: weight for name, weight in single.items() if not any(name in both for both in low.values())
-                }
+            joined = {name for both in low.values() for name in both}
+            one = param(whole.get_value().shape[1:], whole.get_metadata()["axes"][1:])
+            a, b = _low_rank_of(whole, lora.rank, first=1, inputs=1)
+            made = {name: {f"{pair}_a": a, f"{pair}_b": b}[name] for name in low}
+            for half in (half for half in halves if half in with_additions(lora)):
+                singles = zip(low_rank(half, lora), _low_rank_of(one, lora.rank, first=0, inputs=1), strict=True)
+                made |= {name: weight for name, weight in singles if name not in joined}
             for name, weight in made.items():
                 setattr(self, name, weight)
 
@@ -409,7 +408,7 @@ class PairedInner(Layer):
         """Returns the products of x with both matrices of a pair, with their low-rank additions."""
         rest = "hk"[: getattr(self, name).get_value().ndim - 2]
         made = jnp.einsum(f"p...d,pd{rest}->p...{rest}", _twice(x), getattr(self, name)[...].astype(x.dtype))
-        halves, low, lora = self.matrices[name], self._low_pairs(name), self.config.lora
+        halves, low, lora = self.matrix_pairs[name], self._low_pairs(name), self.config.lora
         first, second = (named(one, PROJECTED) for one in made)
         if lora is None or not low:
             return self._with_addition(first, halves[0], x), self._with_addition(second, halves[1], x)
@@ -435,9 +434,9 @@ class PairedLayer(PairedInner):
     """
 
     @property
-    def matrices(self) -> Mapping[str, tuple[str, str]]:
+    def matrix_pairs(self) -> Mapping[str, tuple[str, str]]:
         """Returns the pair of keys and values, and those of gate and up, where the layer has them."""
-        return ({"k_v": ("k", "v")} if "v" in self.sides else {}) | dict(super().matrices)
+        return ({"k_v": ("k", "v")} if "v" in self.sides else {}) | dict(super().matrix_pairs)
 
     def _project(self, c: ModelConfig, std: float) -> None:
         for side in self.sides if "v" not in self.sides else ("q",):

@@ -133,7 +133,7 @@ def run(
 
 
 def stretches(shapes: Sequence) -> Iterator[tuple[slice, int]]:
-    """Yields layers that follow one another, and after how many of them their shapes repeat.
+    """Yields layers that follow one another, and after how many of them their shapes repeat. shapes: names and shapes of each layer.
 
     From each layer on, the period is taken that covers most layers, and of several the shortest. A period of more than one layer
     repeats at least once.
@@ -240,7 +240,8 @@ def _scanned(
     numbers: Sequence[int],
     lenders: Collection[int],
 ) -> tuple[Array, Any]:
-    """Returns what `run` does, of layers whose names and shapes of weights repeat. numbers: of these layers.
+    """Returns what `run` does, of layers whose names and shapes of weights repeat. numbers: of these layers. lenders: all
+    layers whose keys and values others read.
 
     The body has the layers of one period, one after another. parts: which of them are `alike`. These are a loop of their own:
     XLA:TPU keeps temporaries for each layer that is written out."""

@@ -71,12 +71,12 @@ class PairedLinearLayer(LinearLayer, PairedInner):
     It computes what `LinearLayer` does. With full remat a layer has 23 instead of 39 products with weights."""
 
     @property
-    def matrices(self) -> Mapping[str, tuple[str, str]]:
+    def matrix_pairs(self) -> Mapping[str, tuple[str, str]]:
         own = {f"linear_{a}_{b}": (f"linear_{a}", f"linear_{b}") for a, b in _PAIRS}
-        return own | dict(super().matrices)
+        return own | dict(super().matrix_pairs)
 
     def _add_projection(self, name: str, c: ModelConfig, sizes: tuple[int, ...], std: float) -> None:
-        for pair, (first, _) in self.matrices.items():
+        for pair, (first, _) in self.matrix_pairs.items():
             if name == first:
                 setattr(self, pair, param((2, c.embed, *sizes), (None, "embed", *_AXES[: len(sizes)]), std=std))
 

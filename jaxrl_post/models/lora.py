@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_post.models import decoder, families
-from jaxrl_post.models.layer import PRODUCTS, adapted, leading, low_rank, product
+from jaxrl_post.models.layer import PRODUCTS, leading, low_rank, product, with_additions
 from jaxrl_post.models.model_config import Lora, ModelConfig
 
 # Names of the matrices in PEFT, in the order of a layer.
@@ -68,11 +68,6 @@ def targets(names: tuple[str, ...], model: ModelConfig) -> tuple[str, ...]:
     return tuple(MODULES[name] for name in every if ALL in names or name in names)
 
 
-def leaves(lora: Lora) -> frozenset[str]:
-    """Returns the names that a matrix with additions may have in a layer: with experts, those of a feed-forward differ."""
-    return frozenset(name for target in lora.targets for name in adapted(target))
-
-
 def adapting(model: ModelConfig, lora: Lora) -> ModelConfig:
     return replace(model, lora=lora)
 
@@ -84,14 +79,14 @@ def plain(model: ModelConfig) -> ModelConfig:
 
 def divided(tree: Mapping, model: ModelConfig) -> Adapted:
     """Returns a tree like params of `model` as base and adapter."""
-    names = {part for name in leaves(model.lora) for part in low_rank(name, model.lora)}
+    names = {part for name in with_additions(model.lora) for part in low_rank(name, model.lora)}
     parts = (_chosen(tree, lambda name, kind=kind: (name in names) is kind) for kind in (False, True))
     return Adapted(*parts, model.lora)
 
 
 def matrices(base: Mapping, lora: Lora) -> tuple[dict, dict]:
     """Returns the matrices of a base that have additions, and all its other leaves."""
-    names = leaves(lora)
+    names = with_additions(lora)
     return _chosen(base, lambda name: name in names), _chosen(base, lambda name: name not in names)
 
 

@@ -25,7 +25,7 @@ from flax import traverse_util
 from jaxrl_post.models import config_keys as keys
 from jaxrl_post.models import expert_files, families, hf, lora, tensor_file
 from jaxrl_post.models.families import Leaf, Tensor
-from jaxrl_post.models.layer import PRODUCTS, leading, low_rank, product
+from jaxrl_post.models.layer import PRODUCTS, leading, low_rank, product, with_additions
 from jaxrl_post.models.model_config import Lora, ModelConfig
 from jaxrl_post.ring import json_text
 from jaxrl_post.ring.json_text import said, shown
@@ -113,7 +113,7 @@ def tensors(model: ModelConfig) -> dict[str, Tensor]:
     Raises:
       ValueError: an addition is to a stack of experts, which is no module of its own (gpt-oss, Gemma 4).
     """
-    shapes, names, out = lora.abstract(model).adapter, lora.leaves(model.lora), {}
+    shapes, names, out = lora.abstract(model).adapter, with_additions(model.lora), {}
     for name, tensor in families.tensors(lora.plain(model)).items():
         *parents, matrix = tensor.leaves[0].path
         if not parents or matrix not in names:

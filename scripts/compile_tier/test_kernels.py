@@ -20,7 +20,7 @@ import recurrent
 from targets import TARGETS, memory
 
 from jaxrl_post.engine.host.wire import STATE_ROWS
-from jaxrl_post.kernels import attention, choice, flash_gpu, grouped, thresholds, verify
+from jaxrl_post.kernels import attention, choice, flash_gpu, grouped, recurrent_tpu, thresholds, verify
 from jaxrl_post.launch.plan import chips, device_less
 from jaxrl_post.models import gated_delta
 from jaxrl_post.parallel import mesh as meshes
@@ -187,12 +187,20 @@ def test_grouped_products(target, experts, embed, ffw, table):
     assert used["temp"] <= bound
 
 
-@pytest.mark.parametrize("target, kernels", [*((target, True) for target in TARGETS), ("v6e", False), ("sm_90", False)])
-def test_recurrent_rows(target, kernels, table):
-    """A layer of Qwen3.5-9B, 64 slots and 256 rows: one line moves states, and in the memory where they lie.
+@pytest.mark.parametrize(
+    "target, kernels, rows",
+    [
+        *((name, True, 256) for name in TARGETS),
+        ("v6e", True, recurrent_tpu.MOST_ROWS),
+        ("v6e", False, 256),
+        ("sm_90", False, 256),
+    ],
+)
+def test_recurrent_rows(target, kernels, rows, table):
+    """A layer of Qwen3.5-9B and 64 slots: one line moves states, and in the memory where they lie.
 
     Without kernels, the loop in jnp is planted. There other lines move states in every turn."""
-    chip, slots, rows = TARGETS[target], 64, 256
+    chip, slots = TARGETS[target], 64
     start, options = time.monotonic(), {SPILLING: True} if chip.platform == "cuda" else {}
     compiled, cache = recurrent.compiled(chip.mesh(chip.one), slots, rows, STATE_ROWS, options, kernels)
     text, used = compiled.as_text(), memory(compiled)
@@ -204,7 +212,7 @@ def test_recurrent_rows(target, kernels, table):
     beside = used["alias"] - cache.state.size * cache.state.dtype.itemsize
     bound = beside + 3 * 4 * rows * sum(x.size // x.shape[0] // x.shape[1] for x in cache.inputs)
     table(
-        "recurrent rows, Qwen3.5-9B, 256 rows",
+        f"recurrent rows, Qwen3.5-9B, {rows} rows",
         target,
         seconds=round(time.monotonic() - start, 2),
         temp_mib=used["temp"] / MIB,

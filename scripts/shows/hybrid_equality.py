@@ -16,9 +16,8 @@ MINUTES = 30.0
 PLATFORM = "cpu"
 ENVIRONMENT = {"LAB_MODEL": "hybrid"}
 FAULTS = 5
-# Files, and which of their tests. Left out: the wide prompt program, which such a model has not, and bytes of pages alone. Left out,
-# too: what counts how far a fixed number of dispatches comes, and what needs a step whose groups come in pieces. Dispatches end
-# more often here, where samples of a prompt wait for its state.
+# Files, and which of their tests. Left out: bytes of pages alone, what counts how far a fixed number of dispatches comes, and what
+# needs a step whose groups come in pieces. Dispatches end more often here, where samples of a prompt wait for its state.
 ENGINES = {
     "test_engine_equality.py": (
         "not sinks and not heads_by_kind and not embeddings_of_each_layer and not verify_after_a_swap and not keep_carries_versions"
@@ -28,7 +27,7 @@ ENGINES = {
     "test_engine_drafting.py": "",
     "test_engine_elastic.py": "not one_layout_alone and not fewer_replicas and not drafts_go_on",
     "test_engine_head_rows.py": "",
-    "test_engine_one_read.py": "not wide_prompts",
+    "test_engine_one_read.py": "",
     "test_engine_sharded.py": "",
     "test_engine_speculation.py": "",
     "test_engine_tail_batching.py": "",
@@ -40,7 +39,7 @@ RUNS = {
     "test_main_resume.py": "",
     "test_main_pipeline.py": "not turns",
     "test_main_tail_batching.py": "",
-    "test_main_speculation.py": "not wide_prompt",
+    "test_main_speculation.py": "",
     "test_main_environments.py": "",
     "test_main_moved.py": "",
     "test_commands_replay.py": "",

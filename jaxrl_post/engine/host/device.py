@@ -47,7 +47,7 @@ class RowDevice(Protocol):
         classes."""
 
     def prefill(self, tiles: np.ndarray) -> None:
-        """Starts a pass of the wide prompt program: computes keys and values of prompt positions.
+        """Starts a pass of the wide prompt program: computes what layers keep of prompt positions.
 
         tiles: int32[replicas, tiles, columns] (host/packing.py). Texts are in their slots already."""
 

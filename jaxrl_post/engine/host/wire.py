@@ -52,8 +52,8 @@ class EngineSettings:
     vocabulary is split over (kernels.verify.Shards), or None for one device. `kept_ids`: the most ids that top-k and top-p
     leave of a token that is recorded; 0 records none. `route_words`: the words of its route through the experts, behind
     them; 0 records none. `recurrent`: layers have a recurrent state, which lies in a slot and not in pages; the engine
-    sets it by its model. `verifies`: tokens may be proposed. Where not, recurrent layers keep no rows that may be rejected,
-    and a request's candidates are not used. No bits depend on it."""
+    sets it by its model. `verifies`: tokens may be proposed. Without it, recurrent layers keep no rows that may be rejected.
+    Candidates then get no rows of their own there."""
 
     replicas: int = 1
     slots: int
@@ -87,7 +87,8 @@ class EngineSettings:
     @property
     def state_rows(self) -> int:
         """Returns the most drafted rows that one slot has in a step, where layers have a recurrent state."""
-        return min(STATE_ROWS, self.emit - 1, self.head_rows - 1) if self.verifies or self.scoring else 0
+        verifies = self.verifies or self.scoring
+        return state_rows(self.max_length, self.steps_per_dispatch, self.head_rows, verifies=verifies)
 
     @property
     def inserts(self) -> int:
@@ -112,6 +113,11 @@ class EngineSettings:
         """Returns the number of rows that may sample in a step of `rows` rows, in whole tiles."""
         tile = self.head_tile(rows)
         return -(-min(self.head_rows, rows) // tile) * tile
+
+
+def state_rows(max_length: int, steps: int, head_rows: int, *, verifies: bool) -> int:
+    """Returns EngineSettings.state_rows. verifies: tokens may be proposed, or are scored."""
+    return min(STATE_ROWS, most_new(max_length, steps) - 1, head_rows - 1) if verifies else 0
 
 
 def most_new(max_length: int, steps_per_dispatch: int) -> int:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxrl_post.config import Config, EngineConfig
 from jaxrl_post.data.prompts import Prompts
-from jaxrl_post.engine import bit_probe, compiled, step_cost
+from jaxrl_post.engine import bit_probe, compiled, prompt_program, step_cost
 from jaxrl_post.engine import whole_hosts as engine_hosts
 from jaxrl_post.engine.demonstrations import Demonstrations, Preferences
 from jaxrl_post.engine.elastic import Elastic
@@ -346,8 +346,11 @@ def references(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, layout: Layo
         for K, H in cache_kinds.shapes(model.kept)
         for line in choice.reference_lines(mesh.devices.flat[0], sizes.dtype, kv_heads=K // ways, head_dim=H, **fixed)
     ]
+    walks = {rows, min(sizes.prompt_rows, prompt_program.PIECE)} - {0}
     lines += [
-        choice.recurrent_line(mesh.devices.flat[0], one, ways=ways, rows=rows) for one in cache_kinds.states(model.kept)
+        choice.recurrent_line(mesh.devices.flat[0], one, ways=ways, rows=size)
+        for one in cache_kinds.states(model.kept)
+        for size in sorted(walks)
     ]
     return [line for line in (*dict.fromkeys(lines), experts_line(model, mesh, sizes.dtype)) if line]
 

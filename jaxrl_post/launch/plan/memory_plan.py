@@ -24,7 +24,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from jaxrl_post.config import Config
 from jaxrl_post.engine import recurrent_rows
-from jaxrl_post.engine.host.wire import STATE_ROWS, most_new
+from jaxrl_post.engine.host.wire import most_new, state_rows
 from jaxrl_post.launch.parts import adapter, second_models
 from jaxrl_post.launch.plan import activations
 from jaxrl_post.launch.plan.activations import SIZES
@@ -484,8 +484,9 @@ def _cache(config: Config, model: decoder.ModelConfig) -> int:
     pages = positions * cache_kinds.held(model.kept, config.mesh.engine_parts) * size
 
     def states() -> list:
-        slots, rows, dtype = config.engine.slots, STATE_ROWS if config.verifies else 0, config.engine.dtype
-        return [recurrent_rows.empty(slots, rows, one, dtype) for one in cache_kinds.states(model.kept)]
+        e = config.engine
+        rows = state_rows(e.max_length, e.steps_per_dispatch, config.head_rows, verifies=config.verifies)
+        return [recurrent_rows.empty(e.slots, rows, one, e.dtype) for one in cache_kinds.states(model.kept)]
 
     parts = jax.tree.leaves(jax.eval_shape(states))
     return pages + sum(part.size * part.dtype.itemsize for part in parts) // config.mesh.engine_parts
