@@ -80,11 +80,13 @@ def recipe(
 ) -> Recipe:
     """Returns the recipe of a run on `mesh`. Temperature 0 stands for 1, as in the engine's log-probs."""
     platform = mesh.devices.flat[0].platform
+    placed = platform == "tpu" and meshes.vocab_shards(mesh) > 1  # whole weights would take more temporaries
     loop = layer_loop.LayerLoop(
         scan=on(scan_layers, platform),
         row_major=platform in ("gpu", "cuda"),
-        paired=platform == "tpu",
-        placed=platform == "tpu" and meshes.vocab_shards(mesh) > 1,  # whole weights would take more temporaries
+        # With additions, pairs that are not placed take more seconds to compile.
+        paired=platform == "tpu" and (placed or model.lora is None),
+        placed=placed,
         policy=remat,
     )
     return Recipe(
