@@ -71,9 +71,8 @@ def _recurring(program: Program, tiles: Array, slots: int) -> Callable:
 
 def rows_of_tiles(tiles: Int[Array, "tiles columns"], slots: int) -> recurrent_rows.SlotRows:
     """Returns the rows of tiles by slot, all of them settled. Tiles of a prompt follow one another. All but its last are full."""
-    counts, some = tiles[:, TILE_COUNT], tiles[:, TILE_COUNT] > 0
-    slot = jnp.where(some, tiles[:, TILE_SLOT], slots)
-
+    counts = tiles[:, TILE_COUNT]
+    slot = jnp.where(counts > 0, tiles[:, TILE_SLOT], slots)
     number = jnp.zeros(slots, jnp.int32).at[slot].add(counts, mode="drop")
 
     def least(values: Array) -> Array:

@@ -17,7 +17,8 @@ PLATFORM = "cpu"
 ENVIRONMENT = {"LAB_MODEL": "hybrid"}
 FAULTS = 5
 # Files, and which of their tests. Left out: bytes of pages alone, what counts how far a fixed number of dispatches comes, and what
-# needs a step whose groups come in pieces. Dispatches end more often here, where samples of a prompt wait for its state.
+# needs a step whose groups come in pieces. Dispatches end more often here, where samples of a prompt wait for its state. The suite of
+# the wide prompt program is left out too. It compiles without optimizations, and there the place of a row changes its rounding.
 ENGINES = {
     "test_engine_equality.py": (
         "not sinks and not heads_by_kind and not embeddings_of_each_layer and not verify_after_a_swap and not keep_carries_versions"
