@@ -8,9 +8,20 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_post.kernels import attention, delta_rule_tpu, flash_gpu, flash_tpu, grouped, hardware, recurrent, verify
+from jaxrl_post.kernels import (
+    attention,
+    branches_tpu,
+    delta_rule_tpu,
+    flash_gpu,
+    flash_tpu,
+    grouped,
+    hardware,
+    recurrent,
+    verify,
+)
 
 OF_PACKED_ROWS = {"tpu": flash_tpu, "cuda": flash_gpu}
+OF_BRANCHES = {"tpu": branches_tpu, "cuda": flash_gpu}
 
 
 def reference_lines(
@@ -40,18 +51,18 @@ def reference_lines(
 
 
 def of_packed_rows(
-    device: Any, dtype: Any, *, heads: int, kv_heads: int, head_dim: int, tokens: int
+    device: Any, dtype: Any, *, heads: int, kv_heads: int, head_dim: int, tokens: int, branches: bool = False
 ) -> tuple[Callable | None, str]:
     """Returns the kernel of the learner's attention, or None and, on an accelerator, the line that says why.
 
-    heads, kv_heads: the share of one device. tokens: of a packed row.
+    heads, kv_heads: the share of one device. tokens: of a packed row. branches: texts share what they begin with.
     """
     if device.platform == "cpu":
         return None, ""
     platform = "tpu" if device.platform == "tpu" else "cuda"
     if reason := hardware.without_flash(device):
         return None, f"kernels: jnp computes the learner's attention, because {reason}"
-    kernel = OF_PACKED_ROWS[platform]
+    kernel = (OF_BRANCHES if branches else OF_PACKED_ROWS)[platform]
     if kernel.serves(jnp.dtype(dtype), heads, kv_heads, head_dim, tokens):
         small = platform == "cuda" and str(device.compute_capability) not in hardware.ROOMY
         return functools.partial(kernel.attention, tiles=flash_gpu.SMALL) if small else kernel.attention, ""

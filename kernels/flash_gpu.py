@@ -3,7 +3,8 @@
 A key is seen by a query of the same segment that is not before it and not beyond the window. Segments are contiguous, so
 the keys that a query sees are one stretch, first[t] .. t, and the queries that see a key are t .. last[t]. Both rise
 with t. Each block therefore walks from the first block of the other side that it needs to the last, and nothing of
-other segments is read beyond those blocks.
+other segments is read beyond those blocks. Where texts share their beginnings (branches.py), each block has a list of the
+blocks that it needs, made before the kernels.
 
 - forward: one block of queries and one head; online softmax (arXiv 2307.08691 algorithm 1); the log of the mass is kept.
 - sinks: the score without a value joins a query's mass at the end of the forward pass (gpt-oss, arXiv 2508.10925). So the
@@ -24,9 +25,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from jaxrl_post.kernels.branches import Branches, Visits, sees, visits
 from jaxrl_post.kernels.pallas_triton import pl, triton
 
 NEEDS = "bfloat16 or float16, heads of 64, 128, 256 or 512, and rows of a multiple of 64 tokens"
@@ -129,7 +131,7 @@ def attention(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B T K H"],
     v: Float[Array, "B T K H"],
-    segment_ids: Int[Array, "B T"],
+    texts: Int[Array, "B T"] | Branches,
     sinks: Float[Array, " N"] | None = None,
     *,
     scale: float,
@@ -139,9 +141,10 @@ def attention(
     tiles: Mapping[int, Tiles] | Tiles = TILES,
     interpret: bool = False,
 ) -> Float[Array, "B T N H"]:
-    """Returns causal attention inside the segments of packed rows.
+    """Returns causal attention inside the segments of packed rows, or of each text to its beginnings and itself.
 
     Args:
+      texts: segment ids, or how texts branch.
       sinks: for each query head a score without a value, neither scaled nor capped.
       scale: above 0.
       window: a query sees its own position and the window - 1 before it.
@@ -157,7 +160,32 @@ def attention(
     chosen = tiles if isinstance(tiles, Tiles) else tiles[q.shape[3]]
     how = _How(scale, window, soft_cap, chosen, saved, interpret)
     own = None if sinks is None else math.log2(math.e) * sinks.astype(_wide(q))
-    return _attention(how, q, k, v, *stretches(segment_ids, window), own)
+    if not isinstance(texts, Branches):
+        return _attention(how, q, k, v, Stretches(*stretches(texts, window)), own)
+    by_queries, by_keys = (
+        visits(texts, tile.queries, tile.keys, window)[side]
+        for side, tile in enumerate((chosen.by_queries, chosen.by_keys))
+    )
+    forward = visits(texts, chosen.forward.queries, chosen.forward.keys, window)[0]
+    near = None if window is None else texts.positions
+    return _attention(how, q, k, v, Branching(texts.until, near, forward, by_queries, by_keys), own)
+
+
+class Stretches(NamedTuple):
+    """Of packed segments: the first key that each query sees, and the last query that sees each key."""
+
+    first: Int[Array, "B T"]
+    last: Int[Array, "B T"]
+
+
+class Branching(NamedTuple):
+    """Of texts that share beginnings: `until` of each key, positions with a window, and what each kernel's blocks meet."""
+
+    until: Int[Array, "B T"]
+    near: Int[Array, "B T"] | None
+    forward: Visits
+    by_queries: Visits
+    by_keys: Visits
 
 
 def stretches(segment_ids: Int[Array, "B T"], window: int | None) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
@@ -175,27 +203,27 @@ def stretches(segment_ids: Int[Array, "B T"], window: int | None) -> tuple[Int[A
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(how: _How, q: Array, k: Array, v: Array, first: Array, last: Array, sinks: Array | None) -> Array:
-    return _forward(how, q, k, v, first, sinks)[0]
+def _attention(how: _How, q: Array, k: Array, v: Array, texts: Stretches | Branching, sinks: Array | None) -> Array:
+    return _forward(how, q, k, v, texts, sinks)[0]
 
 
 def _kept(
-    how: _How, q: Array, k: Array, v: Array, first: Array, last: Array, sinks: Array | None
+    how: _How, q: Array, k: Array, v: Array, texts: Stretches | Branching, sinks: Array | None
 ) -> tuple[Array, tuple]:
-    out, mass = (checkpoint_name(x, how.saved) for x in _forward(how, q, k, v, first, sinks))
-    return out, (q, k, v, first, last, sinks, out, mass)
+    out, mass = (checkpoint_name(x, how.saved) for x in _forward(how, q, k, v, texts, sinks))
+    return out, (q, k, v, texts, sinks, out, mass)
 
 
 def _gradients(how: _How, kept: tuple, slope: Array) -> tuple:
-    q, k, v, first, last, sinks, out, mass = kept
+    q, k, v, texts, sinks, out, mass = kept
     wide = _wide(q)
     dot = jnp.sum(slope.astype(wide) * out.astype(wide), axis=-1).transpose(0, 2, 1)
-    dq = _by_queries(how, q, k, v, first, slope, mass, dot)
-    dk, dv = _by_keys(how, q, k, v, first, last, slope, mass, dot)
+    dq = _by_queries(how, q, k, v, texts, slope, mass, dot)
+    dk, dv = _by_keys(how, q, k, v, texts, slope, mass, dot)
     if sinks is None:
-        return dq, dk, dv, None, None, None
+        return dq, dk, dv, None, None
     by_sinks = -math.log(2) * jnp.sum(jnp.exp2(sinks[:, None] - mass) * dot, axis=(0, 2))  # they are binary logarithms
-    return dq, dk, dv, None, None, by_sinks
+    return dq, dk, dv, None, by_sinks
 
 
 _attention.defvjp(_kept, _gradients)
@@ -245,34 +273,48 @@ def _specs(tile: Tile, q: Array, k: Array) -> dict[str, pl.BlockSpec]:
     }
 
 
-def _forward(how: _How, q: Array, k: Array, v: Array, first: Array, sinks: Array | None) -> tuple[Array, Array]:
+def _whole(x: Array) -> tuple[Any, Array]:
+    """Returns all of a row's numbers as an argument of a kernel, in any grid whose second axis is that of rows."""
+    return pl.BlockSpec((None, *x.shape[1:]), lambda _, b, n: (b, *(0,) * (x.ndim - 1))), x
+
+
+def _of_branches(texts: Branching, meets: Visits) -> list[tuple[Any, Array]]:
+    near = [] if texts.near is None else [texts.near]
+    return [_whole(x) for x in (texts.until, meets.numbers, meets.counts, *near)]
+
+
+def _forward(
+    how: _How, q: Array, k: Array, v: Array, texts: Stretches | Branching, sinks: Array | None
+) -> tuple[Array, Array]:
     """Returns the output, and [B, N, T] the binary logarithm of each query's mass. Sinks are binary logarithms too."""
     (B, T, N, _), tile = q.shape, how.tiles.forward
     at = _specs(tile, q, k)
-    given = [(at["queries"], q), (at["keys"], k), (at["keys"], v), (at["row"], first)]
-    given += [] if sinks is None else [(at["sinks"], sinks)]
+    given = [(at["queries"], q), (at["keys"], k), (at["keys"], v)]
+    masked = _of_branches(texts, texts.forward) if isinstance(texts, Branching) else [_whole(texts.first)]
+    given += masked + ([] if sinks is None else [(at["sinks"], sinks)])
     mass = (at["numbers"], jax.ShapeDtypeStruct((B, N, T), _wide(q)))
     made = ((at["queries"], jax.ShapeDtypeStruct(q.shape, q.dtype)), mass)
-    return _call(how, tile, _forward_kernel, (T // tile.queries, B, N), given, made, "flash_forward")
+    kernel = functools.partial(_forward_kernel, len(masked))
+    return _call(how, tile, kernel, (T // tile.queries, B, N), given, made, "flash_forward")
 
 
-def _by_queries(how: _How, q, k, v, first, slope, mass, dot) -> Array:
+def _by_queries(how: _How, q, k, v, texts: Stretches | Branching, slope, mass, dot) -> Array:
     (B, T, N, _), tile = q.shape, how.tiles.by_queries
     at = _specs(tile, q, k)
-    given = [(at["queries"], q), (at["keys"], k), (at["keys"], v), (at["row"], first)]
+    given = [(at["queries"], q), (at["keys"], k), (at["keys"], v)]
     given += [(at["queries"], slope), (at["numbers"], mass), (at["numbers"], dot)]
+    given += _of_branches(texts, texts.by_queries) if isinstance(texts, Branching) else [_whole(texts.first)]
     made = (at["queries"], jax.ShapeDtypeStruct(q.shape, q.dtype))
     return _call(how, tile, _queries_kernel, (T // tile.queries, B, N), given, made, "flash_backward_queries")
 
 
-def _by_keys(how: _How, q, k, v, first, last, slope, mass, dot) -> tuple[Array, Array]:
+def _by_keys(how: _How, q, k, v, texts: Stretches | Branching, slope, mass, dot) -> tuple[Array, Array]:
     (B, T, N, H), K, tile = q.shape, k.shape[2], how.tiles.by_keys
     keys = pl.BlockSpec((None, tile.keys, None, H), lambda j, b, h: (b, j, h, 0))
     queries = pl.BlockSpec((None, T, N // K, H), lambda j, b, h: (b, 0, h, 0))
     numbers = pl.BlockSpec((None, N // K, T), lambda j, b, h: (b, h, 0))
-    row = pl.BlockSpec((None, T), lambda j, b, h: (b, 0))
-    given = [(queries, q), (keys, k), (keys, v), (row, first), (row, last)]
-    given += [(queries, slope), (numbers, mass), (numbers, dot)]
+    given = [(queries, q), (keys, k), (keys, v), (queries, slope), (numbers, mass), (numbers, dot)]
+    given += _of_branches(texts, texts.by_keys) if isinstance(texts, Branching) else [*map(_whole, texts)]
     made = tuple((keys, jax.ShapeDtypeStruct(x.shape, x.dtype)) for x in (k, v))
     return _call(how, tile, _keys_kernel, (T // tile.keys, B, K), given, made, "flash_backward_keys")
 
@@ -291,23 +333,80 @@ def _block_of(position: Array, size: int) -> Array:
     return lax.div(position, jnp.asarray(size, position.dtype))
 
 
-def _keys_of(tile: Tile, number: Any, first_ref: Any) -> tuple[Array, Array]:
-    """Returns the first block of keys that a block of queries sees, and the one behind the last."""
-    begin = number * tile.queries
-    return _block_of(first_ref[begin], tile.keys), _block_of(begin + tile.queries - 1, tile.keys) + 1
+class _Walk(NamedTuple):
+    """The turns of a block's walk: from `begin` to before `end`. block: what a turn meets. seen: which pairs of it count."""
+
+    begin: Any
+    end: Any
+    block: Callable
+    seen: Callable
 
 
-def _forward_kernel(how: _How, tile: Tile, q_ref, k_ref, v_ref, first_ref, *refs):
-    *sinks, out_ref, mass_ref = refs
+def _along(how: _How, queries: tuple[Any, int], keys: tuple[Any, int], refs: Any, axis: int) -> Array:
+    """Returns which queries see which keys along branches. Each side is a place and a length; queries lie along `axis`."""
+    until_ref, _, _, *near = refs
+
+    def of_queries(x: Array) -> Array:
+        return jnp.expand_dims(x, 1 - axis)
+
+    def of_keys(x: Array) -> Array:
+        return jnp.expand_dims(x, axis)
+
+    own, other = (begin + jnp.arange(size) for begin, size in (queries, keys))
+    behind = None
+    for positions in near:  # one array, or none
+        behind = of_queries(positions[pl.ds(*queries)]) - of_keys(positions[pl.ds(*keys)])
+    inside = sees(of_queries(own), of_keys(until_ref[pl.ds(*keys)]), behind, how.window)
+    return (of_keys(other) <= of_queries(own)) & inside
+
+
+def _over_keys(how: _How, tile: Tile, refs: Any) -> _Walk:
+    """Returns the walk of this block of queries. seen: bool[queries, keys]."""
     size, number = tile.queries, pl.program_id(0)
-    q, first = q_ref[...], first_ref[pl.ds(number * size, size)]
-    own, wide = _places(number, size), _wide(q)
+    own = _places(number, size)
+    if len(refs) > 1:
 
-    def walk(j, carry):
+        def among(j):
+            return _along(how, (number * size, size), (j * tile.keys, tile.keys), refs, 0)
+
+        return _Walk(0, refs[2][number], lambda turn: refs[1][number, turn], among)
+    [first_ref] = refs
+    first, begin = first_ref[pl.ds(number * size, size)], number * size
+    bounds = _block_of(first_ref[begin], tile.keys), _block_of(begin + size - 1, tile.keys) + 1
+    return _Walk(*bounds, lambda j: j, lambda j: _seen(own[:, None], _places(j, tile.keys)[None, :], first[:, None]))
+
+
+def _over_queries(how: _How, tile: Tile, refs: Any) -> _Walk:
+    """Returns the walk of this block of keys. seen: bool[keys, queries]."""
+    size, number = tile.queries, pl.program_id(0)
+    begin, other = number * tile.keys, _places(number, tile.keys)
+    if len(refs) > 2:
+
+        def among(i):
+            return _along(how, (i * size, size), (begin, tile.keys), refs, 1)
+
+        return _Walk(0, refs[2][number], lambda turn: refs[1][number, turn], among)
+    first_ref, last_ref = refs
+    end = _block_of(last_ref[begin + tile.keys - 1], size) + 1
+
+    def seen(i):
+        return _seen(_places(i, size)[None, :], other[:, None], first_ref[pl.ds(i * size, size)][None, :])
+
+    return _Walk(_block_of(begin, size), end, lambda i: i, seen)
+
+
+def _forward_kernel(masks: int, how: _How, tile: Tile, q_ref, k_ref, v_ref, *refs):
+    *sinks, out_ref, mass_ref = refs[masks:]
+    size = tile.queries
+    q, keys = q_ref[...], _over_keys(how, tile, refs[:masks])
+    wide = _wide(q)
+
+    def walk(turn, carry):
         peak, mass, out = carry
+        j = keys.block(turn)
         some = pl.ds(j * tile.keys, tile.keys)
         k, v = k_ref[some, :], v_ref[some, :]
-        seen = _seen(own[:, None], _places(j, tile.keys)[None, :], first[:, None])
+        seen = keys.seen(j)
         scores = jnp.where(seen, how.scores(_product(q, k.T))[0], UNSEEN)
         high = jnp.maximum(peak, jnp.max(scores, axis=1))
         weights = how.power((scores - high[:, None]) * how.heat)
@@ -316,7 +415,7 @@ def _forward_kernel(how: _How, tile: Tile, q_ref, k_ref, v_ref, first_ref, *refs
         return high, mass * shrink + jnp.sum(weights, axis=1), out * shrink[:, None] + mixed
 
     start = (jnp.full((size,), UNSEEN, wide), jnp.zeros((size,), wide), jnp.zeros(q.shape, wide))
-    peak, mass, out = lax.fori_loop(*_keys_of(tile, number, first_ref), walk, start)
+    peak, mass, out = lax.fori_loop(keys.begin, keys.end, walk, start)
     high = None
     for sinks_ref in sinks:  # one array, or none
         sink, low = sinks_ref[pl.program_id(2)], peak * how.heat
@@ -339,42 +438,41 @@ def _back(how: _How, scores: Array, slopes: Array, mass: Array, dot: Array, seen
     return weights, weights * (slopes - dot) * bend
 
 
-def _queries_kernel(how: _How, tile: Tile, q_ref, k_ref, v_ref, first_ref, slope_ref, mass_ref, dot_ref, made_ref):
-    size, number = tile.queries, pl.program_id(0)
+def _queries_kernel(how: _How, tile: Tile, q_ref, k_ref, v_ref, slope_ref, mass_ref, dot_ref, *refs):
+    *masks, made_ref = refs
     q, slope, mass, dot = q_ref[...], slope_ref[...], mass_ref[...], dot_ref[...]
-    own, first = _places(number, size), first_ref[pl.ds(number * size, size)]
+    keys = _over_keys(how, tile, masks)
 
-    def walk(j, made):
+    def walk(turn, made):
+        j = keys.block(turn)
         some = pl.ds(j * tile.keys, tile.keys)
         k, v = k_ref[some, :], v_ref[some, :]
-        seen = _seen(own[:, None], _places(j, tile.keys)[None, :], first[:, None])
+        seen = keys.seen(j)
         _, products = _back(how, _product(q, k.T), _product(slope, v.T), mass[:, None], dot[:, None], seen)
         return made + _product(products.astype(k.dtype), k)
 
-    made = lax.fori_loop(*_keys_of(tile, number, first_ref), walk, jnp.zeros(q.shape, _wide(q)))
+    made = lax.fori_loop(keys.begin, keys.end, walk, jnp.zeros(q.shape, _wide(q)))
     made_ref[...] = (made * how.scale).astype(made_ref.dtype)
 
 
-def _keys_kernel(
-    how: _How, tile: Tile, q_ref, k_ref, v_ref, first_ref, last_ref, slope_ref, mass_ref, dot_ref, dk_ref, dv_ref
-):
-    size, number = tile.queries, pl.program_id(0)
-    k, v, other = k_ref[...], v_ref[...], _places(number, tile.keys)
-    begin = number * tile.keys
-    end = _block_of(last_ref[begin + tile.keys - 1], size) + 1
+def _keys_kernel(how: _How, tile: Tile, q_ref, k_ref, v_ref, slope_ref, mass_ref, dot_ref, *refs):
+    *masks, dk_ref, dv_ref = refs
+    size = tile.queries
+    k, v, queries = k_ref[...], v_ref[...], _over_queries(how, tile, masks)
 
     def head(n, carry):
-        def walk(i, carry):
+        def walk(turn, carry):
             dk, dv = carry
+            i = queries.block(turn)
             some = pl.ds(i * size, size)
-            q, slope, first = q_ref[some, n, :], slope_ref[some, n, :], first_ref[some]
-            seen = _seen(_places(i, size)[None, :], other[:, None], first[None, :])
+            q, slope = q_ref[some, n, :], slope_ref[some, n, :]
+            seen = queries.seen(i)
             mass, dot = mass_ref[n, some][None, :], dot_ref[n, some][None, :]
             weights, products = _back(how, _product(k, q.T), _product(v, slope.T), mass, dot, seen)
             dv = dv + _product(weights.astype(q.dtype), slope)
             return dk + _product(products.astype(q.dtype), q), dv
 
-        return lax.fori_loop(_block_of(begin, size), end, walk, carry)
+        return lax.fori_loop(queries.begin, queries.end, walk, carry)
 
     nothing = jnp.zeros(k.shape, _wide(k))
     dk, dv = lax.fori_loop(0, q_ref.shape[1], head, (nothing, nothing))

@@ -59,7 +59,11 @@ def learner(
         algorithm=given or algorithm(mode),
         optimizer=optimizer or config.OptimizerConfig(),
         batch=config.BatchConfig(
-            rows=rows, tokens=tokens, head_chunk=more.pop("head_chunk", 64), split_head=more.pop("split_head", "auto")
+            rows=rows,
+            tokens=tokens,
+            head_chunk=more.pop("head_chunk", 64),
+            split_head=more.pop("split_head", "auto"),
+            shared_prompts=more.pop("shared_prompts", False),
         ),
         temperature=more.pop("temperature", 0.8),
         steps=more.pop("steps", 10),

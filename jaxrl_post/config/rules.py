@@ -48,6 +48,10 @@ _ROWS = rows(
         "sampling.max_tokens < engine.max_length": "{sampling.max_tokens} must be below {engine.max_length}, which holds "
         "prompt and rollout",
         "batch.tokens >= engine.max_length": "{batch.tokens} cannot hold a rollout of {engine.max_length} tokens",
+        "batch.shared_prompts=true -> algorithm.neftune_alpha is 0": "{algorithm.neftune_alpha} gives each rollout its own noise "
+        "on the prompt, and batch.shared_prompts=True trains the prompt once for all",
+        "batch.shared_prompts=true -> algorithm.router_aux_loss_coef is 0": "{algorithm.router_aux_loss_coef} balances experts "
+        "over each rollout's prompt and answer, and batch.shared_prompts=True has the prompt once for all",
         "batch.rows multiple_of mesh.shards": "{batch.rows} must be a multiple of mesh.data*mesh.fsdp*mesh.expert="
         "{!mesh.shards}",
         "environment.name!= -> engine.name is rows": "{environment.name} needs an engine that samples its turns, got "

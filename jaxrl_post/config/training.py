@@ -338,3 +338,8 @@ class BatchConfig:
         doc="Whether the head stays split over the vocabulary, on all devices of mesh.fsdp x mesh.tensor. "
         "auto: yes, except on a CPU.",
     )
+    shared_prompts: bool = any_of_type(
+        False,
+        doc="Whether a packed row holds a prompt once for all answers of its group, and turns that conversations share. "
+        "The gradient is that of rows that share nothing, to rounding. A step packs whichever takes fewer rows.",
+    )

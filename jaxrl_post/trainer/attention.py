@@ -1,7 +1,8 @@
-"""The trainer's `attend`: causal attention inside the segments of packed rows.
+"""The trainer's `attend`: causal attention inside the segments of packed rows, or along branches of them.
 
-Invariant: a token sees itself and the earlier tokens of its own segment only. Masked pairs have weight exactly zero.
-Padding is segment 0 and sees itself, so no softmax is empty.
+Invariant: a token sees itself and the earlier tokens of its own text only. Its text is its segment, or, where texts
+share their beginnings (kernels/branches.py), its segment and the beginnings before it. Masked pairs have weight exactly
+zero. Padding sees itself, so no softmax is empty.
 
 A form computes it: a kernel of the device (kernels/choice.py), run on each device's own rows and heads, or `blocks` here.
 Each names its output, by which a remat policy keeps it. `blocks` processes queries in blocks, each recomputed in the
@@ -20,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxrl_post.kernels.branches import Branches, sees
 from jaxrl_post.models.layer_loop import ATTENDED, named
 from jaxrl_post.parallel import mesh as meshes
 
@@ -28,19 +30,20 @@ BLOCKS = 8  # most blocks of a row that are written out, as each of them is comp
 WRITTEN_OUT = 1024
 LOOPED = 512  # queries of a block in the loop
 
+Texts = Int[Array, "B T"] | Branches  # segment ids, or how texts branch
 
-def packed(
-    segment_ids: Int[Array, "B T"], sharding: jax.sharding.NamedSharding | None = None, form: Callable | None = None
-) -> Callable:
+
+def packed(texts: Texts, sharding: jax.sharding.NamedSharding | None = None, form: Callable | None = None) -> Callable:
     """Returns `attend` for hidden states whose tokens are flattened to [B*T], as the decoder wants them.
 
     Queries q are [B*T, N, H].
 
     Args:
+      texts: segment ids of packed rows, or how their texts branch.
       sharding: of q, k and v as [B, T, N, H] (mesh.heads_sharding), or None on one device.
       form: a kernel with the arguments of `blocks`, or None for `blocks`.
     """
-    B, T = segment_ids.shape
+    B, T = jax.tree.leaves(texts)[0].shape
 
     def attend(
         layer: int | Int[Array, ""],
@@ -59,7 +62,7 @@ def packed(
             return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
 
         how = dict(scale=scale, window=window, soft_cap=soft_cap)
-        given = (rows(q), rows(k), rows(v), segment_ids, *(() if sinks is None else (sinks,)))
+        given = (rows(q), rows(k), rows(v), texts, *(() if sinks is None else (sinks,)))
         if form is None:
             out = named(blocks(*given, **how), ATTENDED)
         else:
@@ -73,7 +76,7 @@ def blocks(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B T K H"],
     v: Float[Array, "B T K H"],
-    segment_ids: Int[Array, "B T"],
+    texts: Texts,
     sinks: Float[Array, " N"] | None = None,
     *,
     scale: float,
@@ -87,30 +90,32 @@ def blocks(
     T = q.shape[1]
     block = jax.checkpoint(lambda q, k, v, mask: _block(q, k, v, mask, sinks, scale, soft_cap))
     if T > WRITTEN_OUT:
-        return _looped(block, q, k, v, segment_ids, window)
+        return _looped(block, q, k, v, texts, window)
     size, outs = max(BLOCK, -(-T // BLOCKS)), []
     for start in range(0, T, size):
         end = min(start + size, T)
-        first = 0 if window is None else max(0, start - window + 1)
-        mask = _mask(segment_ids, start, end, first, window)
+        first = 0 if window is None or isinstance(texts, Branches) else max(0, start - window + 1)
+        mask = _mask(texts, start, end, first, window)
         outs.append(block(q[:, start:end], k[:, first:end], v[:, first:end], mask))
     return jnp.concatenate(outs, axis=1)
 
 
-def _looped(block: Callable, q: Array, k: Array, v: Array, segment_ids: Array, window: int | None) -> Array:
+def _looped(block: Callable, q: Array, k: Array, v: Array, texts: Texts, window: int | None) -> Array:
     """Returns the same by one loop over blocks of queries. A last block that lacks queries is filled up."""
-    B, T = segment_ids.shape
+    B, T = q.shape[:2]
     missing = -T % LOOPED
-    queries = jnp.moveaxis(_padded(q, missing).reshape(B, -1, LOOPED, *q.shape[2:]), 1, 0)
-    ids = jnp.moveaxis(_padded(segment_ids, missing).reshape(B, -1, LOOPED), 1, 0)
+    queries, own = (
+        jax.tree.map(lambda x: jnp.moveaxis(_padded(x, missing).reshape(B, -1, LOOPED, *x.shape[2:]), 1, 0), one)
+        for one in (q, texts)
+    )
     starts = jnp.arange(len(queries)) * LOOPED
 
     def one(given):
-        start, queries, ids = given
-        behind = start + jnp.arange(LOOPED)[:, None] - jnp.arange(T)[None, :]
-        return block(queries, k, v, (ids[:, :, None] == segment_ids[:, None, :]) & _near(behind, window))
+        start, queries, own = given
+        places = start + jnp.arange(LOOPED)[:, None], jnp.arange(T)[None, :]
+        return block(queries, k, v, _seen(own, texts, *places, window))
 
-    out = jnp.moveaxis(jax.lax.map(one, (starts, queries, ids)), 0, 1)
+    out = jnp.moveaxis(jax.lax.map(one, (starts, queries, own)), 0, 1)
     return out.reshape(B, T + missing, *out.shape[3:])[:, :T]
 
 
@@ -122,13 +127,21 @@ def _near(behind: jax.Array, window: int | None) -> jax.Array:
     return behind >= 0 if window is None else (behind >= 0) & (behind < window)
 
 
-def _mask(segment_ids: jax.Array, start: int, end: int, first: int, window: int | None) -> jax.Array:
-    """Returns bool[B, queries, keys]: True where the query sees the key.
+def _mask(texts: Texts, start: int, end: int, first: int, window: int | None) -> jax.Array:
+    """Returns bool[B, queries, keys]: True where the query sees the key."""
+    own, other = (jax.tree.map(lambda x, begin=begin: x[:, begin:end], texts) for begin in (start, first))
+    return _seen(own, other, jnp.arange(start, end)[:, None], jnp.arange(first, end)[None, :], window)
 
-    Positions rise by one inside a segment, so distances in the row are distances in the segment.
+
+def _seen(own: Any, other: Any, query: jax.Array, key: jax.Array, window: int | None) -> jax.Array:
+    """Returns which queries, at places [queries, 1] and of texts `own`, see which keys, at places [1, keys] of `other`.
+
+    Positions rise by one inside a segment, so distances in the row are distances in the segment. Across branches they are not.
     """
-    behind = jnp.arange(start, end)[:, None] - jnp.arange(first, end)[None, :]
-    return (segment_ids[:, start:end, None] == segment_ids[:, None, first:end]) & _near(behind, window)
+    if isinstance(own, Branches):
+        behind = own.positions[:, :, None] - other.positions[:, None, :]
+        return (key <= query) & sees(query, other.until[:, None, :], behind, window)
+    return (own[:, :, None] == other[:, None, :]) & _near(query - key, window)
 
 
 def _block(

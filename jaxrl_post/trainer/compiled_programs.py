@@ -31,7 +31,7 @@ COMPILER = {"tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}}
 class Shapes:
     """The shape of every micro-batch: rows, tokens, the floating dtype, and which optional leaves exist.
 
-    `kept_ids`, `route_words`: as in packing.pack."""
+    `kept_ids`, `route_words`, `shared`: as in packing.pack."""
 
     rows: int
     tokens: int
@@ -40,10 +40,11 @@ class Shapes:
     noise: bool
     kept_ids: int = 0
     route_words: int = 0
+    shared: bool = False
 
     @property
     def records(self) -> dict[str, int]:
-        return dict(kept_ids=self.kept_ids, route_words=self.route_words)
+        return dict(kept_ids=self.kept_ids, route_words=self.route_words, shared=self.shared)
 
     def batch(self, mesh: Mesh) -> packing.Batch:
         """Returns the shapes of a micro-batch for the gradient, placed on `mesh`."""
@@ -82,7 +83,8 @@ def shapes(
     }
     leaves = (*(name for name, is_there in there.items() if is_there), *algorithm.marks)
     noise = algorithm.neftune_alpha > 0
-    return Shapes(rows=batch.rows, tokens=batch.tokens, dtype=dtype, leaves=leaves, noise=noise, **records)
+    sizes = dict(rows=batch.rows, tokens=batch.tokens, shared=batch.shared_prompts)
+    return Shapes(dtype=dtype, leaves=leaves, noise=noise, **sizes, **records)
 
 
 def learning(

@@ -291,7 +291,8 @@ class Learner:
                 )
         still = [self._has_no_gradient(group) for group in groups]
         moving, others = ([group for group, one in zip(groups, still) if one is kind] for kind in (False, True))
-        passes = functools.partial(packing.count, rows=self._batch.rows, tokens=self._batch.tokens)
+        sizes = dict(rows=self._batch.rows, tokens=self._batch.tokens, shared=self._batch.shared_prompts)
+        passes = functools.partial(packing.count, **sizes)
         if others and GRADIENT * passes(moving) + passes(others) < GRADIENT * passes(groups):
             self._add("accumulate", moving)
             self._add("measure", others)
@@ -321,6 +322,7 @@ class Learner:
             self._newest = logps
         self._old.accumulated(groups, results, places)
         self._filled += sum(int((batch.segment_ids > 0).sum()) for batch in batches)
+        self._texts += sum(one.prompt.tokens.size + len(one) for one in _rollouts(groups))
         self._room += len(batches) * self._batch.rows * self._batch.tokens
 
     @property
@@ -417,7 +419,7 @@ class Learner:
         self._old.begin_step()
         self._found: list[credit.CreditStats] = []
         self._seen: list[tuple[Rollout, credit.Credit]] = []
-        self._filled, self._room, self._lent_batches = 0, 0, 0
+        self._filled, self._texts, self._room, self._lent_batches = 0, 0, 0, 0
 
     def _put(self, batch: packing.Batch) -> packing.Batch:
         return meshes.put(batch, meshes.batch_sharding(self._mesh))
@@ -462,6 +464,8 @@ class Learner:
     def _host_metrics(self) -> dict[str, float]:
         out = {"training/packed_fill_ratio": self._filled / self._room if self._room else 0.0}
         out |= credit.describe(self._found, self.kl.applied(self._algorithm))
+        if self._batch.shared_prompts:
+            out["training/shared_tokens"] = float(self._texts - self._filled)
         if self._lent_devices:
             out["training/lent_micro_batches"] = float(self._lent_batches)
         out |= credit.spreads(self._seen)

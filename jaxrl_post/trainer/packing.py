@@ -1,7 +1,8 @@
 """Packing for training: groups in, arrays of one static shape out.
 
 A row holds several sequences (prompt and rollout) one after another. Each sequence is a segment with its own
-positions.
+positions. With shared prompts the texts of a group share what they begin with (shared_prompts.py): what a rollout does
+not share is its segment.
 
 Everything is indexed AT the token. loss_mask[b, t] means that tokens[b, t] was sampled and is trained on. Log-probs
 and the advantage at [b, t] belong to the same token. The model predicts the token from the position before, in the
@@ -24,7 +25,11 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxrl_post.algorithms.credit import Credit
-from jaxrl_post.ring.types import Finish, Group, Rollout, RolloutId
+from jaxrl_post.ring.types import Finish, Group, RolloutId
+from jaxrl_post.trainer import shared_prompts
+from jaxrl_post.trainer.shared_prompts import Layout
+
+PARTS = (1, 2, 4)  # of a row, that the texts of a group may take
 
 
 @jax.tree_util.register_dataclass
@@ -35,6 +40,7 @@ class Batch:
     - tokens, int32
     - positions, int32: restart in each segment
     - segment_ids, int32: from 1 in each row; 0 is padding
+    - until, int32: the place in the row behind the last token that sees this one, where texts share prompts
     - loss_mask, bool
     - loss_weights, floating: factor of the token's loss in the sum
     - loss_counts, int32: the loss is divided by their sum. A rollout's count stands at its first trained token.
@@ -48,8 +54,8 @@ class Batch:
     - noise_keys, uint32 [B, T, 2], and noise_scales, floating: of noise on embeddings (embedding.py)
     - the others, floating
 
-    Floating leaves are 0 where the mask is not set. Leaves of a critic, reference, old policy, correction or further term
-    that the run does not have are None, in every batch alike.
+    Floating leaves are 0 where the mask is not set. Leaves of a critic, reference, old policy, correction, further term or
+    shared prompts that the run does not have are None, in every batch alike.
     """
 
     tokens: Any
@@ -72,10 +78,11 @@ class Batch:
     routes: Any = None
     noise_keys: Any = None
     noise_scales: Any = None
+    until: Any = None
 
 
 class RolloutSpan(NamedTuple):
-    """The place of a rollout's tokens: token i is at [batch][row, start + i], i < length."""
+    """The place of tokens that follow each other in a rollout: they are at [batch][row, start + i], i < length."""
 
     rollout_id: RolloutId
     batch: int
@@ -115,6 +122,7 @@ def pack(
     dtype: Any = np.float32,
     kept_ids: int = 0,
     route_words: int = 0,
+    shared: bool = False,
 ) -> tuple[list[Batch], list[RolloutSpan]]:
     """Returns micro-batches of static shape [rows, tokens] that hold every rollout of `groups` once, whole.
 
@@ -126,47 +134,79 @@ def pack(
       dtype: of the floating leaves.
       kept_ids: the most ids that a token's record has. 0: there are no records, and no leaf `kept`.
       route_words: the words of its route behind them. 0: there are no routes, and no leaf `routes`.
+      shared: a group's texts share what they begin with, and there is the leaf `until`.
     Returns:
-      the batches, and the place of each rollout, in the order of groups and rollouts. A rollout of weight 0 (for
-      example an unscored one) is placed with its mask unset. It enters neither numerator nor count of any loss.
+      the batches, and the place of each rollout, in the order of groups and rollouts; with shared turns in several
+      spans. A rollout of weight 0 (for example an unscored one) is placed with its mask unset. It enters neither
+      numerator nor count of any loss.
     Raises:
       ValueError: a sequence is longer than `tokens`, or a rollout did not finish.
     """
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    for rollout in rollouts:
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
         if rollout.finish is Finish.PARKED:
             raise ValueError(
                 f"batch: rollout {tuple(rollout.id)} is {rollout.finish.name}; only finished ones (EOS, STOP, "
                 f"LENGTH) can be trained on"
             )
-    lengths = check_lengths(groups, tokens)
-    row, start, used = place(lengths, tokens)
-    arrays = _empty(-(-used // rows) * rows, tokens, dtype, {*leaves, *given}, kept_ids, route_words)
+    texts = laid_out(groups, tokens, shared)
+    row, start, used = place(_lengths(texts), tokens)
+    arrays = _empty(-(-used // rows) * rows, tokens, dtype, {*leaves, *given}, kept_ids, route_words, shared)
     segments = np.zeros(arrays["tokens"].shape[0], np.int32)
     for n in np.lexsort((start, row)):  # along each row, so that segments are numbered from left to right
-        rollout = rollouts[n]
-        segments[row[n]] += 1
-        _write(arrays, row[n], start[n], rollout, segments[row[n]])
-        tail = slice(start[n] + rollout.prompt.tokens.size, start[n] + rollout.prompt.tokens.size + len(rollout))
-        if kept_ids or route_words:
-            kept, routes = rollout.records.split(route_words)
-            for name, values in (("kept", kept.rows(kept_ids)), ("routes", routes)):
-                if name in arrays:
-                    arrays[name][row[n], tail] = values
-        for name, values in given.items():
-            arrays[name][row[n], tail] = np.where(rollout.sampled, values[rollout.id], 0.0)
-        if credits is not None and credits[rollout.id].weight > 0:
-            _credit(arrays, row[n], tail, rollout.sampled, credits[rollout.id])
+        layout, r, begin = texts[n], int(row[n]), int(start[n])
+        _write(arrays, r, begin, layout, segments[r] + 1)
+        segments[r] += len(layout.rollouts)
+        for m, (rollout, columns) in enumerate(zip(layout.rollouts, layout.columns, strict=True)):
+            own = layout.owners[columns] == m  # another one may have sampled a token that this one was given
+            at = (r, begin + columns[own])
+            leaf = {name: values[rollout.id] for name, values in given.items()} | {"rollout_logprobs": rollout.logprobs}
+            for name, values in leaf.items():
+                arrays[name][at] = np.where(rollout.sampled, values, 0.0)[own]
+            if kept_ids or route_words:
+                kept, routes = rollout.records.split(route_words)
+                for name, values in (("kept", kept.rows(kept_ids)), ("routes", routes)):
+                    if name in arrays:
+                        arrays[name][at] = values[own]
+            if credits is not None and credits[rollout.id].weight > 0:
+                _credit(arrays, r, begin + columns, own, rollout.sampled, credits[rollout.id])
     places = [
-        RolloutSpan(rollout.id, r // rows, r % rows, begin + rollout.prompt.tokens.size, len(rollout))
-        for rollout, r, begin in zip(rollouts, row.tolist(), start.tolist(), strict=True)
+        RolloutSpan(rollout.id, r // rows, r % rows, begin + int(stretch[0]) if len(stretch) else begin, len(stretch))
+        for layout, r, begin in zip(texts, row.tolist(), start.tolist(), strict=True)
+        for rollout, columns in zip(layout.rollouts, layout.columns, strict=True)
+        for stretch in _stretches(columns)
     ]
     cuts = range(0, arrays["tokens"].shape[0], rows)
     return [Batch(**{name: array[at : at + rows] for name, array in arrays.items()}) for at in cuts], places
 
 
-def count(groups: Sequence[Group], rows: int, tokens: int) -> int:
-    return -(-place(check_lengths(groups, tokens), tokens)[2] // rows)
+def laid_out(groups: Sequence[Group], tokens: int, shared: bool) -> list[Layout]:
+    """Returns the texts of all rollouts as they are placed, in the order of groups and rollouts.
+
+    shared: a group's texts share what they begin with. Long stretches leave gaps in rows, so the parts of a row that a
+    group may take are tried as well, and texts that share nothing. The fewest rows win, then the longest stretches.
+
+    Raises:
+      ValueError: a sequence is longer than `tokens`.
+    """
+    check_lengths(groups, tokens)
+    flat = [shared_prompts.alone(rollout) for group in groups for rollout in group.rollouts]
+    if not shared:
+        return flat
+    ways = [*(shared_prompts.layouts(groups, tokens // part) for part in PARTS), flat]
+    return min(ways, key=lambda texts: place(_lengths(texts), tokens)[2])
+
+
+def _lengths(texts: Sequence[Layout]) -> Int[np.ndarray, " n"]:
+    return np.array([len(one) for one in texts], np.int64)
+
+
+def _stretches(columns: Int[np.ndarray, " T"]) -> list[Int[np.ndarray, " t"]]:
+    """Returns places cut where the next one is not the one behind. There is at least one stretch."""
+    return np.split(columns, np.flatnonzero(np.diff(columns) != 1) + 1)
+
+
+def count(groups: Sequence[Group], rows: int, tokens: int, shared: bool = False) -> int:
+    return -(-place(_lengths(laid_out(groups, tokens, shared)), tokens)[2] // rows)
 
 
 def check_lengths(groups: Sequence[Group], tokens: int) -> Int[np.ndarray, " n"]:
@@ -187,10 +227,16 @@ def check_lengths(groups: Sequence[Group], tokens: int) -> Int[np.ndarray, " n"]
 
 
 def blank(
-    rows: int, tokens: int, dtype: Any, leaves: Collection[str] = (), kept_ids: int = 0, route_words: int = 0
+    rows: int,
+    tokens: int,
+    dtype: Any,
+    leaves: Collection[str] = (),
+    kept_ids: int = 0,
+    route_words: int = 0,
+    shared: bool = False,
 ) -> Batch:
     """Returns a batch of padding with the leaves that `pack` would make: the shape to compile for."""
-    return Batch(**_empty(rows, tokens, dtype, leaves, kept_ids, route_words))
+    return Batch(**_empty(rows, tokens, dtype, leaves, kept_ids, route_words, shared))
 
 
 def unrouted(batch: Batch) -> Batch:
@@ -200,35 +246,48 @@ def unrouted(batch: Batch) -> Batch:
 
 def per_rollout(arrays: Sequence[np.ndarray], places: Sequence[RolloutSpan]) -> dict[RolloutId, np.ndarray]:
     """Cuts the [rows, tokens] results of each batch into one vector per rollout, over its tokens."""
-    return {p.rollout_id: np.array(arrays[p.batch][p.row, p.start : p.start + p.length]) for p in places}
+    found: dict[RolloutId, list[np.ndarray]] = {}
+    for p in places:
+        found.setdefault(p.rollout_id, []).append(arrays[p.batch][p.row, p.start : p.start + p.length])
+    return {id: np.concatenate(parts) for id, parts in found.items()}
 
 
 def _empty(
-    rows: int, tokens: int, dtype: Any, leaves: Collection[str], kept_ids: int, route_words: int
+    rows: int, tokens: int, dtype: Any, leaves: Collection[str], kept_ids: int, route_words: int, shared: bool
 ) -> dict[str, np.ndarray]:
     kinds = dict.fromkeys(("tokens", "positions", "segment_ids", "loss_counts"), np.int32) | {"loss_mask": bool}
     kinds |= dict.fromkeys(("loss_weights", "advantages", "rollout_logprobs", *leaves), dtype)
     widths = {"kept": kept_ids, "routes": route_words}
     records = {name: np.full((rows, tokens, width), -1, np.int32) for name, width in widths.items() if width}
+    if shared:  # padding sees itself alone
+        records["until"] = np.tile(np.arange(1, tokens + 1, dtype=np.int32), (rows, 1))
     return {name: np.zeros((rows, tokens), kind) for name, kind in kinds.items()} | records
 
 
-def _write(arrays: dict[str, np.ndarray], row: int, start: int, rollout: Rollout, segment: int) -> None:
-    prompt, answer = rollout.prompt.tokens.size, len(rollout)
-    whole, tail = slice(start, start + prompt + answer), slice(start + prompt, start + prompt + answer)
-    arrays["tokens"][row, whole] = np.concatenate([rollout.prompt.tokens, rollout.tokens])
-    arrays["positions"][row, whole] = np.arange(prompt + answer)
-    arrays["segment_ids"][row, whole] = segment
-    arrays["rollout_logprobs"][row, tail] = np.where(rollout.sampled, rollout.logprobs, 0.0)
+def _write(arrays: dict[str, np.ndarray], row: int, start: int, layout: Layout, segment: int) -> None:
+    whole = slice(start, start + len(layout))
+    arrays["tokens"][row, whole] = layout.tokens
+    arrays["positions"][row, whole] = layout.positions
+    arrays["segment_ids"][row, whole] = segment + layout.owners
+    if "until" in arrays:
+        arrays["until"][row, whole] = start + layout.until
 
 
-def _credit(arrays: dict[str, np.ndarray], row: int, tail: slice, sampled: np.ndarray, credit: Credit) -> None:
-    arrays["loss_mask"][row, tail] = sampled
-    arrays["loss_weights"][row, tail] = np.where(sampled, credit.weight, 0.0)
+def _credit(
+    arrays: dict[str, np.ndarray],
+    row: int,
+    places: Int[np.ndarray, " T"],
+    own: np.ndarray,
+    sampled: np.ndarray,
+    credit: Credit,
+) -> None:
+    at = (row, places[own])
+    arrays["loss_mask"][at] = sampled[own]
+    arrays["loss_weights"][at] = np.where(sampled, credit.weight, 0.0)[own]
     if sampled.any():
-        arrays["loss_counts"][row, tail.start + int(np.argmax(sampled))] = credit.count
-    arrays["advantages"][row, tail] = np.where(sampled, credit.advantages, 0.0)
+        arrays["loss_counts"][row, places[int(np.argmax(sampled))]] = credit.count
+    arrays["advantages"][at] = np.where(sampled, credit.advantages, 0.0)[own]
     given = {"corrections": credit.correction, "values": credit.values, "returns": credit.returns, **credit.marks}
     for name, values in given.items():
         if values is not None:
-            arrays[name][row, tail] = np.where(sampled, values, 0.0)
+            arrays[name][at] = np.where(sampled, values, 0.0)[own]

@@ -33,8 +33,8 @@ def check(
     reference: Any,
     teacher: Any = None,
 ) -> None:
-    """Refuses one of the meshes that cannot divide the model or its micro-batch, a KL term without a reference, and a
-    teacher that is not there.
+    """Refuses one of the meshes that cannot divide the model or its micro-batch, shared prompts of layers with a state, a KL
+    term without a reference, and a teacher that is not there.
 
     Raises:
       ValueError: one sentence with the nearest valid value.
@@ -47,6 +47,11 @@ def check(
                 f"batch.rows={batch.rows} must be a multiple of mesh.data*mesh.fsdp*mesh.expert={ways}; the nearest valid "
                 f"value is {-(-batch.rows // ways) * ways}"
             )
+    if batch.shared_prompts and model.linear is not None:
+        raise ValueError(
+            f"batch.shared_prompts={batch.shared_prompts} needs layers that read earlier tokens by attention, and layer "
+            f"{model.linear.layers[0]} hands on a recurrent state; the nearest valid value is False"
+        )
     if algorithm.needs_reference and reference is None:
         raise ValueError(
             f"algorithm.kl_loss_coef={algorithm.kl_loss_coef} with algorithm.use_kl_in_reward="

@@ -24,6 +24,7 @@ from jaxrl_post.algorithms.kl_estimators import KL_ESTIMATORS
 from jaxrl_post.algorithms.logprobs import log_ratio
 from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
 from jaxrl_post.kernels import choice
+from jaxrl_post.kernels.branches import Branches
 from jaxrl_post.models import decoder, experts, layer_loop, lora
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer import attention, embedding, recurrence, routing, split_head
@@ -166,7 +167,8 @@ def routed_hidden(
         ways = routing.of_batch(model, recipe.mesh, batch.segment_ids, recorded, recipe.algorithm.router_replay)
         start = Routed.zeros(B * T, jnp.promote_types(recipe.dtype, jnp.float32))
     heads = meshes.heads_sharding(recipe.mesh)
-    attend = attention.packed(batch.segment_ids, heads, recipe.attention)
+    texts = batch.segment_ids if batch.until is None else Branches(batch.until, batch.positions)
+    attend = attention.packed(texts, heads, recipe.attention)
     noise = None
     if batch.noise_scales is not None:
         made = embedding.noise(batch.noise_keys, batch.positions, batch.noise_scales, model.embed)

@@ -21,6 +21,7 @@ from targets import TARGETS, memory
 
 from jaxrl_post.engine.host.wire import STATE_ROWS
 from jaxrl_post.kernels import attention, choice, flash_gpu, grouped, recurrent_tpu, thresholds, verify
+from jaxrl_post.kernels.branches import Branches
 from jaxrl_post.launch.plan import chips, device_less
 from jaxrl_post.models import gated_delta
 from jaxrl_post.parallel import mesh as meshes
@@ -319,6 +320,49 @@ def test_training_of_wide_heads(target, layer, table):
         temp_bound_mib=bound / MIB,
     )
     assert all(name in compiled.as_text() for name in names)
+    assert used["temp"] <= bound
+
+
+BRANCHES = {  # of texts that share prompts: query heads, key heads, head size, window
+    "Qwen2.5-0.5B": (14, 2, 64, None),
+    "Qwen2.5-7B": (28, 4, 128, None),
+    "Qwen3.5-9B": (16, 4, 256, None),
+    "Gemma 4 31B, layers with a window": (32, 16, 256, 1024),
+    "Gemma 4 31B, full layers": (32, 4, 512, None),
+}
+
+
+@pytest.mark.parametrize("layer", BRANCHES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_texts_that_share_prompts(target, layer, table):
+    """Forward and backward of one row. The compiler fails on a GPU where a register is spilled."""
+    chip, tokens, (heads, kv_heads, width, window) = TARGETS[target], 8192, BRANCHES[layer]
+    mesh = chip.mesh(chip.one)
+    sizes = dict(heads=heads, kv_heads=kv_heads, head_dim=width, tokens=tokens, branches=True)
+    form, line = choice.of_packed_rows(mesh.devices.flat[0], jnp.bfloat16, **sizes)
+    assert form is not None, line
+    q, k, ids = (
+        jax.ShapeDtypeStruct((1, tokens, *rest), dtype, sharding=meshes.replicated(mesh))
+        for rest, dtype in (((heads, width), jnp.bfloat16), ((kv_heads, width), jnp.bfloat16), ((), jnp.int32))
+    )
+    run = both(functools.partial(form, scale=1.0, window=window, soft_cap=None))
+    start, options = time.monotonic(), {SPILLING: True} if chip.platform == "cuda" else {}
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        compiled = jax.jit(run).lower(q, k, k, q, Branches(ids, ids)).compile(options)
+    used, kernels = memory(compiled), {"tpu": "branches", "cuda": "flash"}[chip.platform]
+    # A layout for the kernels, one for their results, and a column of numbers of each token.
+    bound = (
+        2 * 2 * tokens * max(width, 128) * (4 * heads + 4 * kv_heads) + 2 * 4 * 128 * tokens + 4 * 4 * heads * tokens
+    )
+    table(
+        f"attention of shared prompts, {layer}",
+        target,
+        seconds=round(time.monotonic() - start, 2),
+        temp_mib=used["temp"] / MIB,
+        temp_bound_mib=bound / MIB,
+    )
+    names = ("forward", "backward_queries", "backward_keys")
+    assert all(f"{kernels}_{name}" in compiled.as_text() for name in names)
     assert used["temp"] <= bound
 
 

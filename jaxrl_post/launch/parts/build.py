@@ -142,7 +142,7 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
         remat_policy=config.model.remat_policy,
         scan_layers=config.model.scan_layers,
         compute_dtype=config.model.compute_dtype,
-        attention=training_attention(config, model, devices)[0],
+        attention=training_attention(config, model, devices, branches=config.batch.shared_prompts)[0],
         kept_ids=config.kept_ids,
         route_words=memory_plan.route_words(config, model),
     )
@@ -159,17 +159,19 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
 
 def teacher(config: Config, model: decoder.ModelConfig, params: Any, devices: DevicePlan) -> Teacher:
     """Builds the teacher of the policy `model`, for a learner that gets `params`: of shapes where these are."""
-    kernel = functools.partial(training_attention, config, devices=devices)
+    kernel = functools.partial(training_attention, config, devices=devices, branches=config.batch.shared_prompts)
     return second_models.teacher(config, model, devices.learner, lambda own: kernel(own)[0], plans=is_abstract(params))
 
 
-def training_attention(config: Config, model: decoder.ModelConfig, devices: DevicePlan) -> tuple[Callable | None, str]:
+def training_attention(
+    config: Config, model: decoder.ModelConfig, devices: DevicePlan, *, branches: bool
+) -> tuple[Callable | None, str]:
     """Returns the kernel of the learner's attention, or None and the line that says why an accelerator has none.
 
-    A kernel serves every layer or none.
+    A kernel serves every layer or none. branches: texts share what they begin with.
     """
     tensor, first = devices.learner.shape["tensor"], devices.learner.devices.flat[0]
-    fixed = dict(heads=model.heads // tensor, tokens=config.batch.tokens)
+    fixed = dict(heads=model.heads // tensor, tokens=config.batch.tokens, branches=branches)
     found = [
         choice.of_packed_rows(first, config.model.compute_dtype, kv_heads=K // tensor, head_dim=H, **fixed)
         for K, H in cache_kinds.shapes(model.kept)
@@ -182,7 +184,7 @@ def references_of_training(config: Config, model: decoder.ModelConfig, devices: 
     tensor, first = devices.learner.shape["tensor"], devices.learner.devices.flat[0]
     sizes = dict(ways=tensor, tokens=config.batch.tokens)
     lines = [choice.delta_rule_line(first, one, **sizes) for one in cache_kinds.states(model.kept)]
-    attention = training_attention(config, model, devices)[1]
+    attention = training_attention(config, model, devices, branches=config.batch.shared_prompts)[1]
     experts = experts_line(model, devices.learner, config.model.compute_dtype)
     return [line for line in dict.fromkeys((attention, *lines, experts)) if line]
 

@@ -91,7 +91,7 @@ def _trainer(config: Config, files: inputs.PolicyFiles, policy: Policy, params: 
         remat=config.model.remat_policy if config.model.remat else None,
         scan_layers=config.model.scan_layers,
         dtype=config.model.compute_dtype,
-        attention=build.training_attention(config, files.model, devices)[0],
+        attention=build.training_attention(config, files.model, devices, branches=False)[0],
     )
     wide = jax.tree.leaves(params)[0].dtype == np.float32
     return Trainer(recipe, params if wide else files.load_params, name=name, rows=batch.rows, tokens=batch.tokens)
