@@ -34,7 +34,8 @@ def pairs(tokens: int, own: int, other: int) -> int:
 def _splash(walk: str) -> Kernel:
     def cost(given: Sequence[Array], made: Sequence[Array]) -> tuple[float, float]:
         many = [one for one in (*given, *made) if len(one.dims) >= 3 and one.dtype == "bf16"]
-        heads, tokens, head = max(many, key=lambda one: one.bytes).dims[-3:]
+        *rows, heads, tokens, head = max(many, key=lambda one: one.bytes).dims
+        heads *= math.prod(rows)
         wide, size = math.gcd(tokens, TPU_OWN), math.gcd(tokens, TPU_OTHER)
         found, block = heads * pairs(tokens, wide, size), size * head * 2
         flops = PRODUCTS[walk] * 2.0 * wide * size * head * found
@@ -43,7 +44,7 @@ def _splash(walk: str) -> Kernel:
             return flops, float(2 * own + 2 * block * found + 2 * ids)
         if walk == "queries":  # queries, slopes and result once, keys and values for each pair
             return flops, float(3 * own + 2 * block * found + ids)
-        keys = given_keys(given, tokens, head) * tokens * head * 2
+        keys = math.prod(rows) * given_keys(given, tokens, head) * tokens * head * 2
         return flops, float(4 * keys + 2 * block * found + found * size * 4 * 3)  # queries and slopes for each pair
 
     return cost
@@ -66,6 +67,28 @@ def _flash(walk: str) -> Kernel:
         return flops, float(once + 2 * block * found)
 
     return cost
+
+
+def walked(
+    kernels: str, met: Mapping[str, float], sizes: Mapping[str, tuple[int, int]], heads: int, kv_heads: int, head: int
+) -> Mapping[str, Kernel]:
+    """Returns kernels that walk lists of blocks (kernels/branches.py), of 2-byte numbers.
+
+    Args:
+      kernels: what their names begin with.
+      met: by walk, the pairs of blocks that a row's texts make meet.
+      sizes: by walk, tokens of the block that stays, and of the one that is walked.
+    """
+
+    def cost(walk: str, given: Sequence[Array], made: Sequence[Array]) -> tuple[float, float]:
+        own, other = sizes[walk]
+        rows, *rest = made[0].dims
+        pairs, line = rows * heads * met[walk], head * 2
+        once = rows * {"forward": 2 * heads, "queries": 3 * heads, "keys": 4 * kv_heads}[walk] * max(rest) * line
+        return PRODUCTS[walk] * 2.0 * own * other * head * pairs, float(once + 2 * other * line * pairs)
+
+    ends = {"forward": "forward", "queries": "backward_queries", "keys": "backward_keys"}
+    return {f"{kernels}_{end}": functools.partial(cost, walk) for walk, end in ends.items()}
 
 
 PACKED_ROWS: Mapping[str, Kernel] = {

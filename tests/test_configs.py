@@ -74,6 +74,7 @@ def test_preset_runs(name, tmp_path):
         "demo/shuffled",
         "demo/moe",
         "demo/nucleus",
+        "demo/shared_prompts",
         "own",
     ],
 )

@@ -13,7 +13,7 @@ from jaxrl_post.config import default, resolve
 from jaxrl_post.engine import compiled
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.launch.parts import build
-from jaxrl_post.launch.plan import activations, memory_plan, roofline
+from jaxrl_post.launch.plan import activations, chips, memory_plan, roofline
 from jaxrl_post.launch.plan.memory_plan import Item, Kind
 from jaxrl_post.models import decoder
 from jaxrl_post.models.model_config import Experts, LinearAttention
@@ -61,6 +61,30 @@ def test_arithmetic_of_rounds_of_several_steps():
     rows = memory_plan.arithmetic(given, prompts=12, longest_prompt=10)
     assert rows["optimizer steps per round"] == 6 and rows["epochs"] == 5.0  # 10 rounds of 6 of 12 prompts
     assert rows["most micro-batches per step"] == 2  # 8 rollouts, 4 in a micro-batch
+
+
+def test_arithmetic_of_shared_prompts():
+    """A prompt of 10 tokens and answers of up to 30: a group takes 9 + 4 x 31 tokens."""
+
+    def rows(tokens):
+        given = config(SIX_BY_FOUR, "batch.shared_prompts=true", f"batch.tokens={tokens}")
+        return memory_plan.arithmetic(given, prompts=120, longest_prompt=10)
+
+    many, few = rows(270), rows(100)
+    assert many["longest rollouts of a row that share prompts"] == 8 and many["most micro-batches per step"] == 2
+    assert few["longest rollouts of a row that share prompts"] == 2  # 9 + 2 x 31, or two rollouts of 40
+    given = config(SIX_BY_FOUR, "batch.shared_prompts=true")
+    assert roofline.packed_tokens(given, 9, 30) == 31 + 8 / 4 and roofline.packed_tokens(config(), 9, 30) == 39
+
+
+def test_predicted_seconds_count_a_shared_prompt_once():
+    """Of 4,001 tokens and answers of one token a group of four needs about a quarter of what flat rows do."""
+    where, model = chips.read("v5e-8"), PRESETS["qwen2_5_0_5b"]
+    flat, shared = (
+        roofline.trained_token(config("scheduler.group_size=4", f"batch.shared_prompts={own}"), model, where, 4001, 1)
+        for own in ("false", "true")
+    )
+    assert 3.9 < flat / shared < 4
 
 
 def table(*overrides: str, model=TINY) -> dict[str, int]:

@@ -177,19 +177,28 @@ def by_place(monkeypatch):
     )
 
 
-def taken_twice(monkeypatch):
-    """Two rollouts that sampled equal tokens share them."""
-    monkeypatch.setattr(shared_prompts, "_shared", lambda texts, sampled, begin: _longest(texts, begin))
+def copies_in_any_order(monkeypatch):
+    """The copy of a sampled token does not stand behind the token before it."""
+    right = shared_prompts._continued
+    monkeypatch.setattr(shared_prompts, "_continued", lambda *given: right(*given)[::-1])
 
 
-def _longest(texts, begin):
-    same = (texts == texts[0]).all(axis=0) & (texts[0] >= 0)
-    same[: begin + 1] = True
-    return len(same) if same.all() else int(np.argmin(same))
+def taken_by_two(monkeypatch):
+    """Two rollouts that sampled equal tokens share them, and one of the two trains them."""
+    right = shared_prompts.together
+
+    def wrong(rollouts):
+        sampled = dataclasses.replace(rollouts[0], sampled=np.zeros(len(rollouts[0]), bool))
+        return dataclasses.replace(right((sampled, *rollouts[1:])), rollouts=tuple(rollouts))
+
+    monkeypatch.setattr(shared_prompts, "together", wrong)
+
+
+FAULTS = [leaking, unaware, by_place, copies_in_any_order, taken_by_two]
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("fault", [leaking, unaware, by_place])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(expected, monkeypatch, fault):
     fault(monkeypatch)
     assert arms.worst(arms.gradient(GROUPS, np.float64, **MODE, **SHARED), expected) >= SEEN

@@ -70,6 +70,7 @@ _TABLE: dict[str, dict[str, str]] = {
         f"{_ACTOR}.ppo_micro_batch_size_per_gpu": "batch.rows batch.tokens | packed rows of all devices",
         f"{_ACTOR}.ppo_max_token_len_per_gpu": "batch.tokens",
         f"{_ACTOR}.use_dynamic_bsz": "| rows are always packed",
+        f"{_ACTOR}.use_prefix_grouper": "batch.shared_prompts",
         f"{_ACTOR}.ppo_epochs": "scheduler.ppo_epochs",
         f"{_ACTOR}.grad_clip": "optimizer.max_grad_norm",
         f"{_ACTOR}.clip_ratio": "algorithm.clip_ratio_low algorithm.clip_ratio_high",

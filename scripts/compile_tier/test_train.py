@@ -41,6 +41,8 @@ USEFUL = 1.35  # FLOPs over those that training needs: 6 a weight and token, and
 class Step:
     """One train step and its bounds: CPU seconds and MiB of temporaries; None is only reported.
 
+    rows: of a device.
+    shared: texts of a group share their prompt.
     turns: how often the step is compiled with 2 layers and with all, by turns. The least seconds of each count, because
     other work on the machine only adds to them. 0: it is compiled once, with all layers.
     """
@@ -52,6 +54,8 @@ class Step:
     cpu_s: float | None = None
     temp_mib: float | None = None
     turns: int = 0
+    rows: int = 1
+    shared: bool = False
 
     def __str__(self) -> str:
         return f"{self.model} {self.where} {'x'.join(map(str, self.mesh))} {self.tokens}"
@@ -89,8 +93,9 @@ def on_mesh(step: Step, model: decoder.ModelConfig, mesh: jax.sharding.Mesh):
         f"mesh.data={data}",
         f"mesh.fsdp={fsdp}",
         f"mesh.tensor={tensor}",
-        f"batch.rows={data * fsdp}",
+        f"batch.rows={step.rows * data * fsdp}",
         f"batch.tokens={step.tokens}",
+        f"batch.shared_prompts={step.shared}",
     )
     devices = build.DevicePlan(learner=mesh, engine={}, lent=None)
     return build.learner(resolve(default(), list(given)), model, decoder.abstract(model), devices)

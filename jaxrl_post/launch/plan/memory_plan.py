@@ -99,7 +99,8 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int, words: int = 0
       words: of a token's route, as `route_words` returns them.
     """
     c = config
-    rollouts_per_row = max(c.batch.tokens // (longest_prompt + c.sampling.max_tokens), 1)
+    longest = longest_prompt + c.sampling.max_tokens
+    rollouts_per_row = max(c.batch.tokens // longest, _sharing(config, longest_prompt), 1)
     slots, record = c.engine.slots * c.replicas, _record(config, words)
     records = {
         "records of the longest rollout, bytes at most": record * c.sampling.max_tokens,
@@ -118,6 +119,7 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int, words: int = 0
         "longest rollout, tokens": c.sampling.max_tokens,
         "micro-batch, rows": c.batch.rows,
         "micro-batch, tokens": c.batch.rows * c.batch.tokens,
+        **({"longest rollouts of a row that share prompts": rollouts_per_row} if c.batch.shared_prompts else {}),
         "optimizer steps per round": c.scheduler.updates,
         "most micro-batches per step": math.ceil(
             c.rollouts_per_step // c.scheduler.mini_batches / (c.batch.rows * rollouts_per_row)
@@ -127,6 +129,15 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int, words: int = 0
         "rollouts per evaluation": c.eval.prompts * (c.eval.samples + 1),
         **(records if record else {}),
     }
+
+
+def _sharing(config: Config, prompt: int) -> int:
+    """Returns how many of the longest rollouts fit into a row where a group has its prompt once; 0 where it has not."""
+    if not config.batch.shared_prompts:
+        return 0
+    size, answer, tokens = config.scheduler.group_size, 1 + config.sampling.max_tokens, config.batch.tokens
+    groups = tokens // (prompt - 1 + size * answer)
+    return size * groups if groups else (tokens - (prompt - 1)) // answer
 
 
 def _record(config: Config, words: int) -> int:

@@ -49,12 +49,12 @@ def seconds(
     spread = min(mean, most - mean)
     context = prompt * mean + (mean**2 + spread**2 / 3) / 2  # summed over the tokens of a rollout, on average
     trained = rollouts * config.scheduler.ppo_epochs
-    batches = math.ceil(rollouts * (prompt + mean) / (config.batch.rows * config.batch.tokens))
+    batches = math.ceil(rollouts * packed_tokens(config, prompt, mean) / (config.batch.rows * config.batch.tokens))
     live = min(config.engine.slots, each) * config.replicas
     parts = {
         "decode": max(steps * cost.weights_s + each * context * cost.token_s, each * mean * cost.row_s),
         "prefill": each * prompt * cost.prefill_s,
-        "train": trained * _gradient(config, model, where, prompt + mean),
+        "train": trained * _gradient(config, model, where, prompt, mean),
         "collectives of decode": steps * _sums(config, model),
         "collectives of training": train_collectives(config, model, where, batches * config.scheduler.ppo_epochs),
         "publish": publish(config, model, where),
@@ -92,18 +92,29 @@ def _sums(config: Config, model: decoder.ModelConfig) -> float:
     return 2 * model.layers * SUM_S if config.mesh.replica > 1 else 0.0
 
 
-def trained_token(config: Config, model: decoder.ModelConfig, where: Slice, tokens: float) -> float:
-    """Returns the seconds of a token of a sequence of `tokens` tokens each time that it is trained on, links included."""
-    links = train_collectives(config, model, where, 1)
-    return _gradient(config, model, where, tokens) / tokens + links / (config.batch.rows * config.batch.tokens)
+def trained_token(config: Config, model: decoder.ModelConfig, where: Slice, prompt: float, answer: float) -> float:
+    """Returns the seconds of a token of a sequence of prompt and answer each time that it is trained on, links included."""
+    links = train_collectives(config, model, where, 1) / (config.batch.rows * config.batch.tokens)
+    whole = _gradient(config, model, where, prompt, answer) + links * packed_tokens(config, prompt, answer)
+    return whole / (prompt + answer)
 
 
-def _gradient(config: Config, model: decoder.ModelConfig, where: Slice, tokens: float) -> float:
-    """Returns the seconds of a sequence's gradient on all devices that learn, by its useful FLOPs.
+def packed_tokens(config: Config, prompt: float, answer: float) -> float:
+    """Returns the tokens of packed rows that a rollout takes. A group that shares its prompt has it once (shared_prompts.py)."""
+    if not config.batch.shared_prompts:
+        return prompt + answer
+    return 1 + answer + max(prompt - 1, 0) / config.scheduler.group_size
 
-    A gradient costs three forward passes, or two where the weights are frozen."""
-    passes = 2 if config.lora.rank else 3
-    return passes * _forward(model, tokens) / (config.mesh.learner * where.chip.flops * TRAIN)
+
+def _gradient(config: Config, model: decoder.ModelConfig, where: Slice, prompt: float, answer: float) -> float:
+    """Returns the seconds of a rollout's gradient on all devices that learn, by its useful FLOPs.
+
+    A gradient costs three forward passes, or two where the weights are frozen. A shared prompt counts once for a group."""
+    passes, flops = 2 if config.lora.rank else 3, _forward(model, prompt + answer)
+    if config.batch.shared_prompts:
+        once = _forward(model, prompt)
+        flops = _forward(model, prompt + answer + 1) - once + once / config.scheduler.group_size
+    return passes * flops / (config.mesh.learner * where.chip.flops * TRAIN)
 
 
 def _forward(model: decoder.ModelConfig, tokens: float) -> float:

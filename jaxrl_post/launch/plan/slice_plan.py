@@ -330,7 +330,7 @@ def _job(config: Config, model: decoder.ModelConfig, where: Slice, lengths: obse
         prompts=min(config.rounds * config.scheduler.prompts, MOST_PROMPTS),
         prompt_tokens=prompt,
         replica=replica,
-        token_s=roofline.trained_token(config, model, where, prompt + lengths.told["mean"]),
+        token_s=roofline.trained_token(config, model, where, prompt, lengths.told["mean"]),
         step_s=roofline.publish(config, model, where),
         drift=mode_choice.DRIFT,
     )
