@@ -23,7 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from jaxrl_post.kernels import flash_tpu
-from jaxrl_post.kernels.branches import Branches, Visits, sees, visits
+from jaxrl_post.kernels.branches import Branches, sees, visits
 from jaxrl_post.kernels.pallas_tpu import pl, pltpu
 
 NEEDS, serves = flash_tpu.NEEDS, flash_tpu.serves
@@ -53,8 +53,8 @@ class How(NamedTuple):
 
 def attention(
     q: Float[Array, "B T N H"],
-    k: Float[Array, "B T K H"],
-    v: Float[Array, "B T K H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
     branches: Branches,
     sinks: Float[Array, " N"] | None = None,
     *,
@@ -75,10 +75,9 @@ def attention(
       own, other: most tokens of a block that stays in the chip, and of one that is walked.
       interpret: True runs without a device.
     """
-    T, H = q.shape[1], q.shape[3]
-    if H > 2 * LANES:  # the sums of a block take as much of the chip as its scores
+    if q.shape[3] > 2 * LANES:  # the sums of a block take as much of the chip as its scores
         own = min(own, 512)
-    how = How(scale, window, soft_cap, math.gcd(T, own), math.gcd(T, other), saved, interpret)
+    how = How(scale, window, soft_cap, *(math.gcd(branches.stretch, size) for size in (own, other)), saved, interpret)
     heads = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
     score = None if sinks is None else sinks.astype(_wide(q))
     return jnp.swapaxes(_attention(how, *heads, branches, score), 1, 2)
@@ -123,29 +122,44 @@ class _Walk(NamedTuple):
 
     own: int
     other: int
-    steps: int
     blocks: int
-
-    @classmethod
-    def of(cls, own: int, other: int, tokens: int) -> _Walk:
-        return cls(own, other, tokens // other, tokens // own)
+    steps: int
 
     def walked(self, b: Any, i: Any, s: Any, numbers: Any) -> Any:
         return numbers[(b * self.blocks + i) * self.steps + s]
 
-    def here(self, counts: Any) -> Any:
+    def here(self, lists: _Lists) -> Any:
         """Returns whether there is such a visit."""
-        return pl.program_id(3) < counts[pl.program_id(0) * self.blocks + pl.program_id(2)]
+        return pl.program_id(3) < lists.counts[pl.program_id(0) * self.blocks + pl.program_id(2)]
+
+    def places(self, lists: _Lists) -> tuple[Any, Any]:
+        """Returns the first places of the own block and of the one that is walked."""
+        b, i, s = (pl.program_id(axis) for axis in (0, 2, 3))
+        other = lists.other[b * self.steps + self.walked(b, i, s, lists.numbers)]
+        return lists.own[b * self.blocks + i], other
+
+
+class _Lists(NamedTuple):
+    """What lies in scalar memory: visits, and the first places of own and of walked blocks."""
+
+    numbers: Any
+    counts: Any
+    own: Any
+    other: Any
 
 
 def _call(
-    how: How, walk: _Walk, kernel: Any, grid: tuple, visit: Visits, given: list, made: list, scratch: list, name: str
+    how: How, walk: _Walk, kernel: Any, grid: tuple, lists: _Lists, given: list, made: list, scratch: list, name: str
 ) -> Any:
-    flat = [x.reshape(-1) for x in visit]
+    flat = [x.reshape(-1) for x in lists]
+
+    def run(*refs: Any) -> None:
+        kernel(how, walk, _Lists(*refs[: len(flat)]), *refs[len(flat) :])
+
     return pl.pallas_call(
-        functools.partial(kernel, how, walk),
+        run,
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2,
+            num_scalar_prefetch=len(flat),
             grid=grid,
             in_specs=[spec for spec, _ in given],
             out_specs=[spec for spec, _ in made],
@@ -168,7 +182,7 @@ def _upright(x: Array) -> Array:
 
 def _of_keys(how: How, branches: Branches) -> list[Array]:
     """Returns what masks read: `until` of keys, and with a window the positions of keys and of queries."""
-    near = [] if how.window is None else [_upright(branches.positions), branches.positions[:, None]]
+    near = [] if how.window is None else [_upright(branches.keys.positions), branches.queries.positions[:, None]]
     return [_upright(branches.until), *near]
 
 
@@ -184,20 +198,26 @@ def _mask(how: How, shape: tuple[int, int], query: Any, key: Any, refs: Any) -> 
 def _walked_keys(how: How, q: Array, k: Array) -> tuple[_Walk, dict[str, Any], tuple]:
     """Returns walk, blocks and grid of the kernels in which queries stay."""
     (B, N, T, H), group = q.shape, q.shape[1] // k.shape[1]
-    walk = _Walk.of(how.own, how.other, T)
+    walk = _Walk(how.own, how.other, T // how.own, k.shape[2] // how.other)
     at = {
         "queries": pl.BlockSpec((None, None, walk.own, H), lambda b, n, i, s, *_: (b, n, i, 0)),
         "keys": pl.BlockSpec(
             (None, None, walk.other, H),
-            lambda b, n, i, s, numbers, _: (b, n // group, walk.walked(b, i, s, numbers), 0),
+            lambda b, n, i, s, numbers, *_: (b, n // group, walk.walked(b, i, s, numbers), 0),
         ),
         "column": pl.BlockSpec(
-            (None, walk.other, LANES), lambda b, n, i, s, numbers, _: (b, walk.walked(b, i, s, numbers), 0)
+            (None, walk.other, LANES), lambda b, n, i, s, numbers, *_: (b, walk.walked(b, i, s, numbers), 0)
         ),
         "line": pl.BlockSpec((None, 1, walk.own), lambda b, n, i, s, *_: (b, 0, i)),
         "numbers": pl.BlockSpec((None, None, 1, walk.own), lambda b, n, i, s, *_: (b, n, 0, i)),
     }
     return walk, at, (B, N, walk.blocks, walk.steps)
+
+
+def _of_queries(how: How, branches: Branches) -> _Lists:
+    """Returns the lists of kernels in which queries stay."""
+    own, other = branches.queries.first_places(how.own), branches.keys.first_places(how.other)
+    return _Lists(*visits(branches, how.own, how.other, how.window)[0], own, other)
 
 
 def _forward(how: How, q: Array, k: Array, v: Array, branches: Branches, sinks: Array | None) -> list[Array]:
@@ -211,15 +231,14 @@ def _forward(how: How, q: Array, k: Array, v: Array, branches: Branches, sinks: 
     made = [(at["queries"], jax.ShapeDtypeStruct(q.shape, q.dtype))]
     made += [(at["numbers"], jax.ShapeDtypeStruct((B, N, 1, T), wide))]
     scratch = [pltpu.VMEM(shape, wide) for shape in ((1, walk.own), (1, walk.own), (H, walk.own))]
-    meets = visits(branches, how.own, how.other, how.window)[0]
     kernel = functools.partial(_forward_kernel, sinks is not None)
-    return _call(how, walk, kernel, grid, meets, given, made, scratch, "branches_forward")
+    return _call(how, walk, kernel, grid, _of_queries(how, branches), given, made, scratch, "branches_forward")
 
 
-def _forward_kernel(has_sinks: bool, how: How, walk: _Walk, numbers, counts, q_ref, k_ref, v_ref, *refs):
+def _forward_kernel(has_sinks: bool, how: How, walk: _Walk, lists: _Lists, q_ref, k_ref, v_ref, *refs):
     *refs, out_ref, mass_ref, peak_ref, sum_ref, mixed_ref = refs
     sinks, refs = (refs[-1], refs[:-1]) if has_sinks else (None, refs)
-    b, n, i, s = (pl.program_id(axis) for axis in range(4))
+    n, s, places = pl.program_id(1), pl.program_id(3), walk.places(lists)
 
     @pl.when(s == 0)
     def _begin():
@@ -227,11 +246,11 @@ def _forward_kernel(has_sinks: bool, how: How, walk: _Walk, numbers, counts, q_r
         sum_ref[...] = jnp.zeros_like(sum_ref)
         mixed_ref[...] = jnp.zeros_like(mixed_ref)
 
-    @pl.when(walk.here(counts))
+    @pl.when(walk.here(lists))
     def _visit():
         k, v = k_ref[...], v_ref[...]
         product = _product(k, q_ref[...], (1, 1))
-        mask = _mask(how, product.shape, i * walk.own, walk.walked(b, i, s, numbers) * walk.other, refs)
+        mask = _mask(how, product.shape, *places, refs)
         scores = jnp.where(mask, how.scores(product)[0], UNSEEN)
         peak = peak_ref[...]
         high = jnp.maximum(peak, jnp.max(scores, axis=0, keepdims=True))
@@ -265,22 +284,22 @@ def _by_queries(how: How, q, k, v, branches: Branches, slope, mass, dot) -> Arra
     given += list(zip((at["column"], at["column"], at["line"]), _of_keys(how, branches), strict=False))
     made = [(at["queries"], jax.ShapeDtypeStruct(q.shape, q.dtype))]
     scratch = [pltpu.VMEM((q.shape[3], walk.own), _wide(q))]
-    meets = visits(branches, how.own, how.other, how.window)[0]
-    return _call(how, walk, _queries_kernel, grid, meets, given, made, scratch, "branches_backward_queries")[0]
+    lists = _of_queries(how, branches)
+    return _call(how, walk, _queries_kernel, grid, lists, given, made, scratch, "branches_backward_queries")[0]
 
 
-def _queries_kernel(how: How, walk: _Walk, numbers, counts, q_ref, k_ref, v_ref, slope_ref, mass_ref, dot_ref, *refs):
+def _queries_kernel(how: How, walk: _Walk, lists: _Lists, q_ref, k_ref, v_ref, slope_ref, mass_ref, dot_ref, *refs):
     *refs, made_ref, sum_ref = refs
-    b, i, s = (pl.program_id(axis) for axis in (0, 2, 3))
+    s, places = pl.program_id(3), walk.places(lists)
 
     @pl.when(s == 0)
     def _begin():
         sum_ref[...] = jnp.zeros_like(sum_ref)
 
-    @pl.when(walk.here(counts))
+    @pl.when(walk.here(lists))
     def _visit():
         k = k_ref[...]
-        mask = _mask(how, (walk.other, walk.own), i * walk.own, walk.walked(b, i, s, numbers) * walk.other, refs)
+        mask = _mask(how, (walk.other, walk.own), *places, refs)
         given = k, v_ref[...], q_ref[...], slope_ref[...], mass_ref[...], dot_ref[...]
         sum_ref[...] += _product(k, _back(how, *given, mask)[1].astype(k.dtype), (0, 0))
 
@@ -292,39 +311,40 @@ def _queries_kernel(how: How, walk: _Walk, numbers, counts, q_ref, k_ref, v_ref,
 def _by_keys(how: How, q, k, v, branches: Branches, slope, mass, dot) -> list[Array]:
     """Returns the gradients of keys and values, each summed over the query heads of its key head."""
     (B, N, T, H), K = q.shape, k.shape[1]
-    group, walk = N // K, _Walk.of(how.own, how.other, T)
+    group, walk = N // K, _Walk(how.own, how.other, k.shape[2] // how.own, T // how.other)
     keys = pl.BlockSpec((None, None, walk.own, H), lambda b, h, j, s, g, *_: (b, h, j, 0))
     queries = pl.BlockSpec(
         (None, None, walk.other, H),
-        lambda b, h, j, s, g, numbers, _: (b, h * group + g, walk.walked(b, j, s, numbers), 0),
+        lambda b, h, j, s, g, numbers, *_: (b, h * group + g, walk.walked(b, j, s, numbers), 0),
     )
     lines = pl.BlockSpec(
         (None, None, 1, walk.other),
-        lambda b, h, j, s, g, numbers, _: (b, h * group + g, 0, walk.walked(b, j, s, numbers)),
+        lambda b, h, j, s, g, numbers, *_: (b, h * group + g, 0, walk.walked(b, j, s, numbers)),
     )
     column = pl.BlockSpec((None, walk.own, LANES), lambda b, h, j, s, g, *_: (b, j, 0))
-    line = pl.BlockSpec((None, 1, walk.other), lambda b, h, j, s, g, numbers, _: (b, 0, walk.walked(b, j, s, numbers)))
+    line = pl.BlockSpec((None, 1, walk.other), lambda b, h, j, s, g, numbers, *_: (b, 0, walk.walked(b, j, s, numbers)))
     given = [(queries, q), (keys, k), (keys, v), (queries, slope), (lines, mass), (lines, dot)]
     given += list(zip((column, column, line), _of_keys(how, branches), strict=False))
     made = [(keys, jax.ShapeDtypeStruct(x.shape, x.dtype)) for x in (k, v)]
     scratch = [pltpu.VMEM((walk.own, H), _wide(q))] * 2
-    meets = visits(branches, how.other, how.own, how.window)[1]
+    own, other = branches.keys.first_places(how.own), branches.queries.first_places(how.other)
+    lists = _Lists(*visits(branches, how.other, how.own, how.window)[1], own, other)
     grid = (B, K, walk.blocks, walk.steps, group)
-    return _call(how, walk, _keys_kernel, grid, meets, given, made, scratch, "branches_backward_keys")
+    return _call(how, walk, _keys_kernel, grid, lists, given, made, scratch, "branches_backward_keys")
 
 
-def _keys_kernel(how: How, walk: _Walk, numbers, counts, q_ref, k_ref, v_ref, slope_ref, mass_ref, dot_ref, *refs):
+def _keys_kernel(how: How, walk: _Walk, lists: _Lists, q_ref, k_ref, v_ref, slope_ref, mass_ref, dot_ref, *refs):
     *refs, dk_ref, dv_ref, k_sum, v_sum = refs
-    b, j, s, g = (pl.program_id(axis) for axis in (0, 2, 3, 4))
+    s, g, (keys, queries) = pl.program_id(3), pl.program_id(4), walk.places(lists)
 
     @pl.when((s == 0) & (g == 0))
     def _begin():
         k_sum[...], v_sum[...] = jnp.zeros_like(k_sum), jnp.zeros_like(v_sum)
 
-    @pl.when(walk.here(counts))
+    @pl.when(walk.here(lists))
     def _visit():
         q, slope = q_ref[...], slope_ref[...]
-        mask = _mask(how, (walk.own, walk.other), walk.walked(b, j, s, numbers) * walk.other, j * walk.own, refs)
+        mask = _mask(how, (walk.own, walk.other), queries, keys, refs)
         given = k_ref[...], v_ref[...], q, slope, mass_ref[...], dot_ref[...]
         weights, products = _back(how, *given, mask)
         v_sum[...] += _product(weights.astype(slope.dtype), slope, (1, 0))

@@ -129,8 +129,8 @@ class _How:
 
 def attention(
     q: Float[Array, "B T N H"],
-    k: Float[Array, "B T K H"],
-    v: Float[Array, "B T K H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
     texts: Int[Array, "B T"] | Branches,
     sinks: Float[Array, " N"] | None = None,
     *,
@@ -167,8 +167,9 @@ def attention(
         for side, tile in enumerate((chosen.by_queries, chosen.by_keys))
     )
     forward = visits(texts, chosen.forward.queries, chosen.forward.keys, window)[0]
-    near = None if window is None else texts.positions
-    return _attention(how, q, k, v, Branching(texts.until, near, forward, by_queries, by_keys), own)
+    near = None if window is None else (texts.queries.positions, texts.keys.positions)
+    places = texts.queries.places, texts.keys.places
+    return _attention(how, q, k, v, Branching(texts.until, *places, near, forward, by_queries, by_keys), own)
 
 
 class Stretches(NamedTuple):
@@ -179,10 +180,18 @@ class Stretches(NamedTuple):
 
 
 class Branching(NamedTuple):
-    """Of texts that share beginnings: `until` of each key, positions with a window, and what each kernel's blocks meet."""
+    """Of texts that share beginnings:
 
-    until: Int[Array, "B T"]
-    near: Int[Array, "B T"] | None
+    - until: of each key
+    - queries, keys: the places of both sides. A block of either stands in one stretch of the row
+    - near: with a window, the positions of queries and of keys
+    - the others: what each kernel's blocks meet
+    """
+
+    until: Int[Array, "B keys"]
+    queries: Int[Array, "B queries"]
+    keys: Int[Array, "B keys"]
+    near: tuple[Int[Array, "B queries"], Int[Array, "B keys"]] | None
     forward: Visits
     by_queries: Visits
     by_keys: Visits
@@ -263,11 +272,10 @@ def _is_pair(x: Any) -> bool:
 
 def _specs(tile: Tile, q: Array, k: Array) -> dict[str, pl.BlockSpec]:
     """Returns what a block of the grid (block of tokens, row, query head) sees."""
-    T, H, group, size = q.shape[1], q.shape[3], q.shape[2] // k.shape[2], tile.queries
+    T, H, group, size = k.shape[1], q.shape[3], q.shape[2] // k.shape[2], tile.queries
     return {
         "queries": pl.BlockSpec((None, size, None, H), lambda i, b, n: (b, i, n, 0)),
         "keys": pl.BlockSpec((None, T, None, H), lambda i, b, n: (b, 0, n // group, 0)),
-        "row": pl.BlockSpec((None, T), lambda i, b, n: (b, 0)),
         "numbers": pl.BlockSpec((None, None, size), lambda i, b, n: (b, n, i)),
         "sinks": pl.BlockSpec((q.shape[2],), lambda i, b, n: (0,)),
     }
@@ -279,8 +287,7 @@ def _whole(x: Array) -> tuple[Any, Array]:
 
 
 def _of_branches(texts: Branching, meets: Visits) -> list[tuple[Any, Array]]:
-    near = [] if texts.near is None else [texts.near]
-    return [_whole(x) for x in (texts.until, meets.numbers, meets.counts, *near)]
+    return [_whole(x) for x in (*meets, texts.until, texts.queries, texts.keys, *(texts.near or ()))]
 
 
 def _forward(
@@ -316,7 +323,7 @@ def _by_keys(how: _How, q, k, v, texts: Stretches | Branching, slope, mass, dot)
     given = [(queries, q), (keys, k), (keys, v), (queries, slope), (numbers, mass), (numbers, dot)]
     given += _of_branches(texts, texts.by_keys) if isinstance(texts, Branching) else [*map(_whole, texts)]
     made = tuple((keys, jax.ShapeDtypeStruct(x.shape, x.dtype)) for x in (k, v))
-    return _call(how, tile, _keys_kernel, (T // tile.keys, B, K), given, made, "flash_backward_keys")
+    return _call(how, tile, _keys_kernel, (k.shape[1] // tile.keys, B, K), given, made, "flash_backward_keys")
 
 
 def _seen(own: Array, other: Array, first: Array) -> Array:
@@ -342,35 +349,32 @@ class _Walk(NamedTuple):
     seen: Callable
 
 
-def _along(how: _How, queries: tuple[Any, int], keys: tuple[Any, int], refs: Any, axis: int) -> Array:
-    """Returns which queries see which keys along branches. Each side is a place and a length; queries lie along `axis`."""
-    until_ref, _, _, *near = refs
+def _along(how: _How, queries: Any, keys: Any, refs: Any, axis: int) -> Array:
+    """Returns which queries see which keys along branches: two stretches of the arrays. Queries lie along `axis`."""
+    until_ref, queries_ref, keys_ref, *near = refs
 
-    def of_queries(x: Array) -> Array:
-        return jnp.expand_dims(x, 1 - axis)
+    def of_queries(ref: Any) -> Array:
+        return jnp.expand_dims(ref[queries], 1 - axis)
 
-    def of_keys(x: Array) -> Array:
-        return jnp.expand_dims(x, axis)
+    def of_keys(ref: Any) -> Array:
+        return jnp.expand_dims(ref[keys], axis)
 
-    own, other = (begin + jnp.arange(size) for begin, size in (queries, keys))
-    behind = None
-    for positions in near:  # one array, or none
-        behind = of_queries(positions[pl.ds(*queries)]) - of_keys(positions[pl.ds(*keys)])
-    inside = sees(of_queries(own), of_keys(until_ref[pl.ds(*keys)]), behind, how.window)
-    return (of_keys(other) <= of_queries(own)) & inside
+    own = of_queries(queries_ref)
+    behind = of_queries(near[0]) - of_keys(near[1]) if near else None
+    return (of_keys(keys_ref) <= own) & sees(own, of_keys(until_ref), behind, how.window)
 
 
 def _over_keys(how: _How, tile: Tile, refs: Any) -> _Walk:
     """Returns the walk of this block of queries. seen: bool[queries, keys]."""
     size, number = tile.queries, pl.program_id(0)
-    own = _places(number, size)
     if len(refs) > 1:
+        numbers_ref, counts_ref, *others = refs
 
         def among(j):
-            return _along(how, (number * size, size), (j * tile.keys, tile.keys), refs, 0)
+            return _along(how, pl.ds(number * size, size), pl.ds(j * tile.keys, tile.keys), others, 0)
 
-        return _Walk(0, refs[2][number], lambda turn: refs[1][number, turn], among)
-    [first_ref] = refs
+        return _Walk(0, counts_ref[number], lambda turn: numbers_ref[number, turn], among)
+    [first_ref], own = refs, _places(number, size)
     first, begin = first_ref[pl.ds(number * size, size)], number * size
     bounds = _block_of(first_ref[begin], tile.keys), _block_of(begin + size - 1, tile.keys) + 1
     return _Walk(*bounds, lambda j: j, lambda j: _seen(own[:, None], _places(j, tile.keys)[None, :], first[:, None]))
@@ -381,11 +385,12 @@ def _over_queries(how: _How, tile: Tile, refs: Any) -> _Walk:
     size, number = tile.queries, pl.program_id(0)
     begin, other = number * tile.keys, _places(number, tile.keys)
     if len(refs) > 2:
+        numbers_ref, counts_ref, *others = refs
 
         def among(i):
-            return _along(how, (i * size, size), (begin, tile.keys), refs, 1)
+            return _along(how, pl.ds(i * size, size), pl.ds(begin, tile.keys), others, 1)
 
-        return _Walk(0, refs[2][number], lambda turn: refs[1][number, turn], among)
+        return _Walk(0, counts_ref[number], lambda turn: numbers_ref[number, turn], among)
     first_ref, last_ref = refs
     end = _block_of(last_ref[begin + tile.keys - 1], size) + 1
 

@@ -19,7 +19,7 @@ from jaxrl_post.trainer.learner import Learner, LearnerSettings
 MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "prompt-mean")
 LOSSES = ("gspo", "cispo", "sapo")  # beside vanilla
 MAX_TOKENS = 24
-OPTIONAL = {"written", "remat", "remat_policy", "scan_layers", "attention"}  # of LearnerSettings
+OPTIONAL = {"written", "remat", "remat_policy", "scan_layers", "attention", "context"}  # of LearnerSettings
 
 
 def algorithm(mode: str = "token-mean", **changes) -> config.AlgorithmConfig:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_post.kernels import branches_tpu, flash_gpu
-from jaxrl_post.kernels.branches import Branches, visits
+from jaxrl_post.kernels.branches import of_rows, visits
 from jaxrl_post.trainer import attention
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -47,7 +47,7 @@ def rows(T, seed=0):
             upto = min(at + int(rng.integers(1, T)), T)
             grow(b, at, upto, -1, 0)
             at = upto
-    return Branches(jnp.asarray(until), jnp.asarray(positions)), before
+    return of_rows(jnp.asarray(until), jnp.asarray(positions)), before
 
 
 def way(before, window):
@@ -115,7 +115,7 @@ def test_the_loop_of_long_rows(monkeypatch):
 @pytest.mark.parametrize("form", [GPU, TPU, attention.blocks], ids=["gpu", "tpu", "blocks"])
 def test_a_branch_that_sees_the_one_before_it_is_found(form):
     texts, _ = rows(64)
-    wrong = Branches(jnp.maximum(texts.until, jnp.roll(texts.until, -1, axis=1)), texts.positions)
+    wrong = texts._replace(until=jnp.maximum(texts.until, jnp.roll(texts.until, -1, axis=1)))
     dtype = np.float32 if form is TPU else np.float64
     assert compared(form, 64, CASES[0], dtype=dtype, branches=wrong) >= SEEN
 

@@ -85,6 +85,12 @@ class MeshConfig:
         doc="Learner: parts of the experts of a layer, which also divide a micro-batch. Other weights are copied, as along "
         "`data`. Also of a replica of the engine, without `engine_expert`.",
     )
+    context: int = positive(
+        1,
+        unit="devices",
+        doc="Learner: devices along fsdp that share packed rows. Each has a part of every row, so a row may be longer than one "
+        "device holds.",
+    )
     tensor: int = positive(
         1,
         unit="devices",
@@ -141,8 +147,8 @@ class MeshConfig:
 
     @property
     def shards(self) -> int:
-        """Of a batch."""
-        return self.copies * self.fsdp
+        """Of a batch: the devices of each have the same rows, or parts of them."""
+        return self.copies * self.fsdp // self.context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,6 +437,11 @@ class Config:
     def lent(self) -> int:
         """Devices that are lent at times."""
         return (self.replicas - self.staying) * self.mesh.replica
+
+    @property
+    def branches(self) -> bool:
+        """Whether the learner's attention follows branches of texts: where they share prompts, or rows lie in parts."""
+        return self.batch.shared_prompts or self.mesh.context > 1
 
     @property
     def lent_shards(self) -> int:

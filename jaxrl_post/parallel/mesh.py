@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -318,6 +319,57 @@ def check_divisible(
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of [B, ...]: rows of a batch over data x expert x fsdp, all other axes whole."""
     return NamedSharding(mesh, PartitionSpec(ROWS))
+
+
+@dataclass(frozen=True)
+class RowPieces:
+    """Rows of the learner's batch in pieces: each of `context` neighbours along fsdp has one of every row that they share.
+
+    A row of T tokens has 2 x context equal stretches. A neighbour has one from the front and its mirror image from the end:
+    under a causal mask all have equal work. What follows the cut takes pieces for rows.
+    """
+
+    mesh: Mesh
+    context: int = 1
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Returns that of whole rows. Where they are cut, the devices along fsdp have the same ones: they are small numbers."""
+        return batch_sharding(self.mesh) if self.context == 1 else NamedSharding(self.mesh, PartitionSpec(COPIES))
+
+    def cut(self, x: jax.Array) -> jax.Array:
+        """Returns pieces [B * context, T / context, ...] of rows [B, T, ...]: those of a device lie one after another."""
+        if self.context == 1:
+            return x
+        (B, T, *rest), groups, count = x.shape, shards(self.mesh) // self.context, 2 * self.context
+        halves = x.reshape(groups, B // groups, count, T // count, *rest)[:, :, self._order]
+        pieces = halves.reshape(groups, B // groups, self.context, T // self.context, *rest).swapaxes(1, 2)
+        out = pieces.reshape(B * self.context, T // self.context, *rest)
+        return jax.lax.with_sharding_constraint(out, batch_sharding(self.mesh))
+
+    def joined(self, x: jax.Array) -> jax.Array:
+        """Returns the rows of which `x` has the pieces."""
+        if self.context == 1:
+            return x
+        (pieces, size, *rest), groups, count = x.shape, shards(self.mesh) // self.context, 2 * self.context
+        B, T = pieces // self.context, size * self.context
+        halves = x.reshape(groups, self.context, B // groups, size, *rest).swapaxes(1, 2)
+        halves = halves.reshape(groups, B // groups, count, T // count, *rest)
+        return halves[:, :, np.argsort(self._order)].reshape(B, T, *rest)
+
+    @property
+    def _order(self) -> np.ndarray:
+        return np.array([half for one in range(self.context) for half in (one, 2 * self.context - 1 - one)])
+
+
+def of_group(mesh: Mesh, context: int, x: jax.Array) -> jax.Array:
+    """Returns whole rows of a device's pieces, inside a function that every device runs by itself (RowPieces).
+
+    The stretches of a row stand in the order of the devices that have them.
+    """
+    size = mesh.shape[FSDP]
+    groups = [list(range(first, first + context)) for first in range(0, size, context)]
+    return jax.lax.all_gather(x, FSDP, axis=1, tiled=True, axis_index_groups=groups)
 
 
 def embedded_sharding(mesh: Mesh) -> NamedSharding:

@@ -14,6 +14,7 @@ each block sees all keys.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_post.kernels.branches import Branches, sees
+from jaxrl_post.kernels.branches import Branches, Standing, sees
 from jaxrl_post.models.layer_loop import ATTENDED, named
 from jaxrl_post.parallel import mesh as meshes
 
@@ -30,10 +31,12 @@ BLOCKS = 8  # most blocks of a row that are written out, as each of them is comp
 WRITTEN_OUT = 1024
 LOOPED = 512  # queries of a block in the loop
 
-Texts = Int[Array, "B T"] | Branches  # segment ids, or how texts branch
+Texts = Int[Array, "B T"] | Branches  # segment ids, or branches
 
 
-def packed(texts: Texts, sharding: jax.sharding.NamedSharding | None = None, form: Callable | None = None) -> Callable:
+def packed(
+    texts: Texts, sharding: jax.sharding.NamedSharding | None = None, form: Callable | None = None, context: int = 1
+) -> Callable:
     """Returns `attend` for hidden states whose tokens are flattened to [B*T], as the decoder wants them.
 
     Queries q are [B*T, N, H].
@@ -42,6 +45,8 @@ def packed(texts: Texts, sharding: jax.sharding.NamedSharding | None = None, for
       texts: segment ids of packed rows, or how their texts branch.
       sharding: of q, k and v as [B, T, N, H] (mesh.heads_sharding), or None on one device.
       form: a kernel with the arguments of `blocks`, or None for `blocks`.
+      context: the pieces of a row, of which each is a row here (mesh.RowPieces). Then texts branch. A device has the queries of
+        its own pieces, and gathers keys and values of whole rows.
     """
     B, T = jax.tree.leaves(texts)[0].shape
 
@@ -63,19 +68,35 @@ def packed(texts: Texts, sharding: jax.sharding.NamedSharding | None = None, for
 
         how = dict(scale=scale, window=window, soft_cap=soft_cap)
         given = (rows(q), rows(k), rows(v), texts, *(() if sinks is None else (sinks,)))
-        if form is None:
+        if form is None and context == 1:
             out = named(blocks(*given, **how), ATTENDED)
         else:
-            out = meshes.by_rows_and_heads(sharding, lambda *parts: form(*parts, **how))(*given)
+            run = functools.partial(form or blocks, **how)
+            run = run if context == 1 else _of_whole_rows(run, sharding.mesh, context)
+            out = meshes.by_rows_and_heads(sharding, run)(*given)
+            out = out if form else named(out, ATTENDED)
         return out.reshape(B * T, *out.shape[2:]), cache
 
     return attend
 
 
+def _of_whole_rows(run: Callable, mesh: jax.sharding.Mesh, context: int) -> Callable:
+    """Returns `run` such that a device's queries meet the keys of the whole rows of which it has pieces."""
+
+    def gathered(x: Array) -> Array:
+        return meshes.of_group(mesh, context, x)
+
+    def whole(q: Array, k: Array, v: Array, texts: Branches, *sinks: Array) -> Array:
+        keys = jax.tree.map(gathered, texts)._replace(own=texts.keys)
+        return run(q, gathered(k), gathered(v), keys, *sinks)
+
+    return whole
+
+
 def blocks(
     q: Float[Array, "B T N H"],
-    k: Float[Array, "B T K H"],
-    v: Float[Array, "B T K H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
     texts: Texts,
     sinks: Float[Array, " N"] | None = None,
     *,
@@ -87,16 +108,17 @@ def blocks(
 
     `sinks`: for each query head a score without a value, which joins each softmax (arXiv 2508.10925).
     """
-    T = q.shape[1]
+    T, branches = q.shape[1], isinstance(texts, Branches)
     block = jax.checkpoint(lambda q, k, v, mask: _block(q, k, v, mask, sinks, scale, soft_cap))
     if T > WRITTEN_OUT:
         return _looped(block, q, k, v, texts, window)
     size, outs = max(BLOCK, -(-T // BLOCKS)), []
     for start in range(0, T, size):
         end = min(start + size, T)
-        first = 0 if window is None or isinstance(texts, Branches) else max(0, start - window + 1)
-        mask = _mask(texts, start, end, first, window)
-        outs.append(block(q[:, start:end], k[:, first:end], v[:, first:end], mask))
+        first = 0 if window is None or branches else max(0, start - window + 1)
+        keys = slice(first, k.shape[1] if branches and texts.own else end)
+        mask = _mask(texts, slice(start, end), keys, window)
+        outs.append(block(q[:, start:end], k[:, keys], v[:, keys], mask))
     return jnp.concatenate(outs, axis=1)
 
 
@@ -104,16 +126,19 @@ def _looped(block: Callable, q: Array, k: Array, v: Array, texts: Texts, window:
     """Returns the same by one loop over blocks of queries. A last block that lacks queries is filled up."""
     B, T = q.shape[:2]
     missing = -T % LOOPED
+    given = q, texts.queries if isinstance(texts, Branches) else texts
     queries, own = (
         jax.tree.map(lambda x: jnp.moveaxis(_padded(x, missing).reshape(B, -1, LOOPED, *x.shape[2:]), 1, 0), one)
-        for one in (q, texts)
+        for one in given
     )
     starts = jnp.arange(len(queries)) * LOOPED
 
     def one(given):
         start, queries, own = given
-        places = start + jnp.arange(LOOPED)[:, None], jnp.arange(T)[None, :]
-        return block(queries, k, v, _seen(own, texts, *places, window))
+        if isinstance(texts, Branches):
+            return block(queries, k, v, _along(own, texts, window))
+        behind = start + jnp.arange(LOOPED)[:, None] - jnp.arange(T)[None, :]
+        return block(queries, k, v, (own[:, :, None] == texts[:, None, :]) & _near(behind, window))
 
     out = jnp.moveaxis(jax.lax.map(one, (starts, queries, own)), 0, 1)
     return out.reshape(B, T + missing, *out.shape[3:])[:, :T]
@@ -127,21 +152,24 @@ def _near(behind: jax.Array, window: int | None) -> jax.Array:
     return behind >= 0 if window is None else (behind >= 0) & (behind < window)
 
 
-def _mask(texts: Texts, start: int, end: int, first: int, window: int | None) -> jax.Array:
-    """Returns bool[B, queries, keys]: True where the query sees the key."""
-    own, other = (jax.tree.map(lambda x, begin=begin: x[:, begin:end], texts) for begin in (start, first))
-    return _seen(own, other, jnp.arange(start, end)[:, None], jnp.arange(first, end)[None, :], window)
-
-
-def _seen(own: Any, other: Any, query: jax.Array, key: jax.Array, window: int | None) -> jax.Array:
-    """Returns which queries, at places [queries, 1] and of texts `own`, see which keys, at places [1, keys] of `other`.
+def _mask(texts: Texts, queries: slice, keys: slice, window: int | None) -> jax.Array:
+    """Returns bool[B, queries, keys]: True where the query sees the key.
 
     Positions rise by one inside a segment, so distances in the row are distances in the segment. Across branches they are not.
     """
-    if isinstance(own, Branches):
-        behind = own.positions[:, :, None] - other.positions[:, None, :]
-        return (key <= query) & sees(query, other.until[:, None, :], behind, window)
-    return (own[:, :, None] == other[:, None, :]) & _near(query - key, window)
+    if isinstance(texts, Branches):
+        own = jax.tree.map(lambda x: x[:, queries], texts.queries)
+        return _along(own, jax.tree.map(lambda x: x[:, keys], texts._replace(own=None)), window)
+    behind = jnp.arange(queries.start, queries.stop)[:, None] - jnp.arange(keys.start, keys.stop)[None, :]
+    return (texts[:, queries, None] == texts[:, None, keys]) & _near(behind, window)
+
+
+def _along(own: Standing, texts: Branches, window: int | None) -> jax.Array:
+    """Returns bool[B, queries, keys]: which queries see which keys of `texts`."""
+    places, positions = (x[:, :, None] for x in own)
+    behind = positions - texts.keys.positions[:, None, :]
+    upto = texts.keys.places[:, None, :] <= places
+    return upto & sees(places, texts.until[:, None, :], behind, window)
 
 
 def _block(

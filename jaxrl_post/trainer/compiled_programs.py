@@ -31,7 +31,7 @@ COMPILER = {"tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}}
 class Shapes:
     """The shape of every micro-batch: rows, tokens, the floating dtype, and which optional leaves exist.
 
-    `kept_ids`, `route_words`, `shared`: as in packing.pack."""
+    `kept_ids`, `route_words`, `shared`: as in packing.pack. `context`: devices that share a row."""
 
     rows: int
     tokens: int
@@ -41,6 +41,7 @@ class Shapes:
     kept_ids: int = 0
     route_words: int = 0
     shared: bool = False
+    context: int = 1
 
     @property
     def records(self) -> dict[str, int]:
@@ -55,7 +56,7 @@ class Shapes:
         return self._placed(mesh, ())
 
     def _placed(self, mesh: Mesh, leaves: tuple[str, ...]) -> packing.Batch:
-        rows = meshes.batch_sharding(mesh)
+        rows = meshes.RowPieces(mesh, self.context).sharding
         blank = packing.blank(self.rows, self.tokens, self.dtype, leaves, **self.records)
         blank = embedding.silent(blank, self.dtype) if self.noise else blank
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), blank)
@@ -70,6 +71,7 @@ def shapes(
     reference: bool,
     critic: bool,
     records: Mapping[str, int] = MappingProxyType({}),
+    context: int = 1,
 ) -> Shapes:
     """Returns the shape of a run's micro-batches. `old`, `reference`, `critic`: whether the run has them. `records`: its
     kept_ids and route_words."""
@@ -83,7 +85,7 @@ def shapes(
     }
     leaves = (*(name for name, is_there in there.items() if is_there), *algorithm.marks)
     noise = algorithm.neftune_alpha > 0
-    sizes = dict(rows=batch.rows, tokens=batch.tokens, shared=batch.shared_prompts)
+    sizes = dict(rows=batch.rows, tokens=batch.tokens, shared=batch.shared_prompts, context=context)
     return Shapes(dtype=dtype, leaves=leaves, noise=noise, **sizes, **records)
 
 

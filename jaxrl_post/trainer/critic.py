@@ -210,7 +210,7 @@ class Critic:
         with jax.named_scope("values"):
             wide = jnp.promote_types(h.dtype, jnp.float32)
             found = jnp.einsum("btd,d->bt", h.astype(wide), weights["value"].astype(wide)) + weights["bias"]
-            return jnp.pad(found[:, :-1], ((0, 0), (1, 0)))
+            return jnp.pad(recipe.rows.joined(found)[:, :-1], ((0, 0), (1, 0)))
 
     def _numerator(self, weights: Any, policy: Any, batch: Batch, recipe: programs.Recipe) -> tuple[Any, programs.Sums]:
         """Returns the undivided loss of a micro-batch, and its sums without a gradient."""

@@ -69,6 +69,7 @@ class LearnerSettings:
     scan_layers: str = "auto"
     compute_dtype: str = "float32"
     attention: Callable | None = None
+    context: int = 1
     kept_ids: int = 0
     route_words: int = 0
 
@@ -108,7 +109,8 @@ class Learner:
             own devices (trainer/lent_devices.py).
         """
         algorithm, batch = settings.algorithm, settings.batch
-        placement.check(model, (mesh, lent) if lent else (mesh,), algorithm, batch, reference, teacher)
+        meshes_of_run = (mesh, lent) if lent else (mesh,)
+        placement.check(model, meshes_of_run, algorithm, batch, settings.context, reference, teacher)
         self._mesh, self._algorithm, self._batch, self._max_tokens = mesh, algorithm, batch, settings.max_tokens
         recipe = programs.recipe(
             model,
@@ -121,6 +123,7 @@ class Learner:
             dtype=settings.compute_dtype,
             scan_layers=settings.scan_layers,
             attention=settings.attention,
+            context=settings.context,
         )
         self._critic, self._teacher = critic or NoCritic(), teacher or NoTeacher()
         self._recipe, self._taught = self._teacher.joined(recipe)
@@ -141,7 +144,9 @@ class Learner:
         there = dict(old=self._old.needed, reference=self._kl_in_loss, critic=self._critic.there)
         records = dict(kept_ids=settings.kept_ids, route_words=settings.route_words)
         dtype = np.dtype(jnp.promote_types(settings.compute_dtype, jnp.float32))
-        self._shapes = compiled_programs.shapes(algorithm, batch, dtype, **there, records=records)
+        self._shapes = compiled_programs.shapes(
+            algorithm, batch, dtype, **there, records=records, context=settings.context
+        )
         self._noise = embedding.Noise(algorithm.neftune_alpha, model.embed, dtype)
         self._begin_run()
 
@@ -422,7 +427,7 @@ class Learner:
         self._filled, self._texts, self._room, self._lent_batches = 0, 0, 0, 0
 
     def _put(self, batch: packing.Batch) -> packing.Batch:
-        return meshes.put(batch, meshes.batch_sharding(self._mesh))
+        return meshes.put(batch, self._recipe.rows.sharding)
 
     @property
     def _sizes(self) -> dict[str, Any]:

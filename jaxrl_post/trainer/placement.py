@@ -30,6 +30,7 @@ def check(
     every: Sequence[Mesh],
     algorithm: config.AlgorithmConfig,
     batch: config.BatchConfig,
+    context: int,
     reference: Any,
     teacher: Any = None,
 ) -> None:
@@ -41,17 +42,24 @@ def check(
     """
     for mesh in every:
         meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "learner")
-        ways = meshes.shards(mesh)
+        ways = meshes.shards(mesh) // context
         if batch.rows % ways:
             raise ValueError(
-                f"batch.rows={batch.rows} must be a multiple of mesh.data*mesh.fsdp*mesh.expert={ways}; the nearest valid "
-                f"value is {-(-batch.rows // ways) * ways}"
+                f"batch.rows={batch.rows} must be a multiple of mesh.data*mesh.fsdp*mesh.expert/mesh.context={ways}; the nearest "
+                f"valid value is {-(-batch.rows // ways) * ways}"
             )
-    if batch.shared_prompts and model.linear is not None:
+    if batch.tokens % (2 * context) and context > 1:
         raise ValueError(
-            f"batch.shared_prompts={batch.shared_prompts} needs layers that read earlier tokens by attention, and layer "
-            f"{model.linear.layers[0]} hands on a recurrent state; the nearest valid value is False"
+            f"batch.tokens={batch.tokens} must be a multiple of 2*mesh.context={2 * context}, the parts of a row; the nearest "
+            f"valid value is {-(-batch.tokens // (2 * context)) * 2 * context}"
         )
+    asked = {"batch.shared_prompts": (batch.shared_prompts, False), "mesh.context": (context, 1)}
+    for name, (given, without) in asked.items():
+        if given != without and model.linear is not None:
+            raise ValueError(
+                f"{name}={given} needs layers that read earlier tokens by attention, and layer {model.linear.layers[0]} hands "
+                f"on a recurrent state; the nearest valid value is {without}"
+            )
     if algorithm.needs_reference and reference is None:
         raise ValueError(
             f"algorithm.kl_loss_coef={algorithm.kl_loss_coef} with algorithm.use_kl_in_reward="

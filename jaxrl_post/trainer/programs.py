@@ -23,8 +23,7 @@ from jaxrl_post.algorithms.correction import off_policy
 from jaxrl_post.algorithms.kl_estimators import KL_ESTIMATORS
 from jaxrl_post.algorithms.logprobs import log_ratio
 from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
-from jaxrl_post.kernels import choice
-from jaxrl_post.kernels.branches import Branches
+from jaxrl_post.kernels import branches, choice
 from jaxrl_post.models import decoder, experts, layer_loop, lora
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer import attention, embedding, recurrence, routing, split_head
@@ -44,6 +43,7 @@ class Recipe:
     - sums: dtype of the gradient sums; float32 stands for that of the weights
     - embed: rows of the embedding with a gradient of their own (trainer/embedding.py), or None for XLA's
     - attention: the device's kernel for packed rows (trainer/attention.py), or None for the jnp form
+    - context: devices that share a row (mesh.RowPieces)
     - teacher: the recipe of the teacher that the loss compares with, or None
     """
 
@@ -58,7 +58,12 @@ class Recipe:
     mesh: Mesh
     embed: Callable | None = None
     attention: Callable | None = None
+    context: int = 1
     teacher: Recipe | None = None
+
+    @property
+    def rows(self) -> meshes.RowPieces:
+        return meshes.RowPieces(self.mesh, self.context)
 
     @property
     def stacks(self) -> list[tuple[int, ...]]:
@@ -78,6 +83,7 @@ def recipe(
     scan_layers: str,
     dtype: str,
     attention: Callable | None,
+    context: int = 1,
 ) -> Recipe:
     """Returns the recipe of a run on `mesh`. Temperature 0 stands for 1, as in the engine's log-probs."""
     platform = mesh.devices.flat[0].platform
@@ -102,6 +108,7 @@ def recipe(
         mesh=mesh,
         embed=embedding.for_platform(mesh),
         attention=attention,
+        context=context,
     )
 
 
@@ -140,11 +147,16 @@ def routed_score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Any, Any, R
     policy = lora.whole(policy)
     h, routed = routed_hidden(policy, recipe.model, batch, recipe)
     if recipe.model.scalar:
-        found = decoder.rewards(policy, h)
+        found = recipe.rows.joined(decoder.rewards(policy, h))
         return found, jnp.zeros_like(found), routed
     with jax.named_scope("logprobs"):
-        results = logprobs_and_entropy(policy, h, jnp.roll(batch.tokens, -1, axis=1), recipe, _following(batch.kept))
-        return *jax.tree.map(_at_next, results), jax.tree.map(_at_next, routed)
+        results = logprobs_and_entropy(policy, h, _targets(batch, recipe), recipe, _following(batch.kept, recipe))
+        return *(_at_next(recipe.rows.joined(x)) for x in results), jax.tree.map(_at_next, routed)
+
+
+def _targets(batch: Batch, recipe: Recipe) -> jax.Array:
+    """Returns, at each token, the next one of its row, in pieces."""
+    return recipe.rows.cut(jnp.roll(batch.tokens, -1, axis=1))
 
 
 def _at_next(x: Array) -> Array:
@@ -153,33 +165,35 @@ def _at_next(x: Array) -> Array:
 
 
 def hidden(params: Any, model: decoder.ModelConfig, batch: Batch, recipe: Recipe) -> Float[Array, "B T D"]:
+    """Returns the last layer's normed output of each token. B and T are those of pieces of rows (Recipe.rows)."""
     return routed_hidden(params, model, batch, recipe)[0]
 
 
 def routed_hidden(
     params: Any, model: decoder.ModelConfig, batch: Batch, recipe: Recipe
 ) -> tuple[Float[Array, "B T D"], Routed | None]:
-    """Returns the last layer's normed output, and what the layers with experts found at each token, [B, T]."""
-    B, T = batch.tokens.shape
+    """Returns `hidden`, and what the layers with experts found at each token, of whole rows."""
+    cut = recipe.rows.cut
+    tokens, positions = cut(batch.tokens), cut(batch.positions)
+    B, T = tokens.shape
     ways, start = experts.ALONE, None
     if model.experts is not None:
-        recorded = _following(batch.routes) if model == recipe.model else None
-        ways = routing.of_batch(model, recipe.mesh, batch.segment_ids, recorded, recipe.algorithm.router_replay)
+        recorded = _following(batch.routes, recipe) if model == recipe.model else None
+        ways = routing.of_batch(model, recipe.rows, batch.segment_ids, recorded, recipe.algorithm.router_replay)
         start = Routed.zeros(B * T, jnp.promote_types(recipe.dtype, jnp.float32))
     heads = meshes.heads_sharding(recipe.mesh)
-    texts = batch.segment_ids if batch.until is None else Branches(batch.until, batch.positions)
-    attend = attention.packed(texts, heads, recipe.attention)
+    attend = attention.packed(jax.tree.map(cut, _texts(batch, recipe)), heads, recipe.attention, recipe.context)
     noise = None
     if batch.noise_scales is not None:
-        made = embedding.noise(batch.noise_keys, batch.positions, batch.noise_scales, model.embed)
+        made = embedding.noise(cut(batch.noise_keys), positions, cut(batch.noise_scales), model.embed)
         noise = made.reshape(B * T, model.embed)
     # Tokens are flattened to one axis. With [B, T] the weight gradients contract two axes, and XLA:CPU then transposes
     # a copy of every activation.
     h, routed = decoder.hidden(
         params,
         model,
-        batch.tokens.reshape(B * T),
-        batch.positions.reshape(B * T),
+        tokens.reshape(B * T),
+        positions.reshape(B * T),
         attend,
         start,
         noise=noise,
@@ -190,7 +204,14 @@ def routed_hidden(
         recur=recurrence.packed(batch.segment_ids, heads, choice.of_delta_rule(recipe.mesh.devices.flat[0])),
     )
     h = jax.lax.with_sharding_constraint(h.reshape(B, T, -1), meshes.batch_sharding(recipe.mesh))
-    return h, jax.tree.map(lambda x: x.reshape(B, T), routed)
+    return h, jax.tree.map(lambda x: recipe.rows.joined(x.reshape(B, T)), routed)
+
+
+def _texts(batch: Batch, recipe: Recipe) -> attention.Texts:
+    """Returns the segments of rows, or their branches where they have some or lie in pieces."""
+    if batch.until is not None:
+        return branches.of_rows(batch.until, batch.positions)
+    return branches.of_segments(batch.segment_ids, batch.positions) if recipe.context > 1 else batch.segment_ids
 
 
 def logprobs_and_entropy(
@@ -202,9 +223,9 @@ def logprobs_and_entropy(
     return logprobs.chosen(_head(policy, recipe.model), h, following, **how)
 
 
-def _following(records: jax.Array | None) -> jax.Array | None:
-    """Returns, at each token, the record of the next one, if the run has such records."""
-    return None if records is None else jnp.roll(records, -1, axis=1)
+def _following(records: jax.Array | None, recipe: Recipe) -> jax.Array | None:
+    """Returns, at each token, the record of the next one, in pieces, if the run has such records."""
+    return None if records is None else recipe.rows.cut(jnp.roll(records, -1, axis=1))
 
 
 def _head(params: Any, model: decoder.ModelConfig) -> Callable:
@@ -224,10 +245,10 @@ def score_norms(policy: Any, batch: Batch, recipe: Recipe) -> Float[Array, "B T"
     """
     policy = lora.whole(policy)
     h = hidden(policy, recipe.model, batch, recipe)
-    how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk, kept=_following(batch.kept))
+    how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk, kept=_following(batch.kept, recipe))
     how["statistics"] = logprobs.score_norms
-    (norms,) = logprobs.chosen(_head(policy, recipe.model), h, jnp.roll(batch.tokens, -1, axis=1), **how)
-    return _at_next(norms)
+    (norms,) = logprobs.chosen(_head(policy, recipe.model), h, _targets(batch, recipe), **how)
+    return _at_next(recipe.rows.joined(norms))
 
 
 def compared(policy: Any, teacher: Any, batch: Batch, recipe: Recipe) -> divergence.TokenDivergence:
@@ -240,13 +261,13 @@ def compared(policy: Any, teacher: Any, batch: Batch, recipe: Recipe) -> diverge
         results = divergence.of_hidden(
             tuple(_head(params, own.model) for params, own in pairs),
             outputs,
-            jnp.roll(batch.tokens, -1, axis=1),
+            _targets(batch, recipe),
             temperature=recipe.temperature,
             beta=recipe.algorithm.gkd_beta,
             used=recipe.model.used_vocab or recipe.model.vocab_size,
             chunk=recipe.head_chunk,
         )
-        return tuple(_at_next(x) for x in results)
+        return tuple(_at_next(recipe.rows.joined(x)) for x in results)
 
 
 def _scored(policy: Any, teacher: Any, batch: Batch, recipe: Recipe) -> tuple[Any, Any, Any, dict[str, Any], Any]:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from jaxrl_post.config import AlgorithmConfig
@@ -48,11 +47,16 @@ class Routed(NamedTuple):
 
 
 def of_batch(
-    model: ModelConfig, mesh: Mesh, segment_ids: Int[Array, "B T"], words: Int[Array, "B T words"] | None, replay: bool
+    model: ModelConfig,
+    rows: meshes.RowPieces,
+    segment_ids: Int[Array, "B T"],
+    words: Int[Array, "b t words"] | None,
+    replay: bool,
 ) -> experts.Routing:
-    """Returns the routing of a micro-batch, whose cache is a `Routed`.
+    """Returns the routing of a micro-batch, whose cache is a `Routed`. Tokens are those of pieces of rows.
 
     Args:
+      segment_ids: of whole rows.
       words: the route of each token's next one, which is that of the row at this token. None: nothing is recorded.
       replay: recorded routes are used, not only compared with.
     """
@@ -73,7 +77,7 @@ def of_batch(
             drift, other, recorded = (x.astype(scores.dtype) for x in (drift, other, there))
             ids = used
         chosen = jnp.sum(jax.nn.one_hot(ids, scores.shape[-1], dtype=scores.dtype), axis=-2)
-        shares = _shares(chosen, segment_ids)
+        shares = _shares(chosen, segment_ids, rows)
         even = scores.shape[-1] / per_token
         added = Routed(
             even * jnp.sum(shares * jax.nn.softmax(scores, axis=-1), axis=-1),
@@ -85,8 +89,8 @@ def of_batch(
         )
         return ids, jax.tree.map(jnp.add, routed, added)
 
-    spread = functools.partial(meshes.by_experts, mesh, rows=meshes.ROWS)
-    return experts.Routing(choose, spread, choice.of_experts(mesh.devices.flat[0]))
+    spread = functools.partial(meshes.by_experts, rows.mesh, rows=meshes.ROWS)
+    return experts.Routing(choose, spread, choice.of_experts(rows.mesh.devices.flat[0]))
 
 
 def _differ(one: Int[Array, "BT k"], other: Int[Array, "BT k"]) -> Array:
@@ -114,7 +118,9 @@ def losses(routed: Routed, model: ModelConfig, algorithm: AlgorithmConfig) -> di
     return {name: (coef, x / len(model.expert_layers)) for name, (coef, x) in named.items()}
 
 
-def _shares(chosen: Float[Array, "BT E"], segment_ids: Int[Array, "B T"]) -> Float[Array, "BT E"]:
+def _shares(
+    chosen: Float[Array, "BT E"], segment_ids: Int[Array, "B T"], pieces: meshes.RowPieces
+) -> Float[Array, "BT E"]:
     """Returns, at each token, how often its segment chose each expert, divided by the segment's tokens."""
     B, T = segment_ids.shape
 
@@ -123,5 +129,6 @@ def _shares(chosen: Float[Array, "BT E"], segment_ids: Int[Array, "B T"]) -> Flo
         counts = jax.ops.segment_sum(jnp.ones_like(ids, chosen.dtype), ids, T + 1)
         return totals[ids] / counts[ids][:, None]
 
-    rows = jax.vmap(of_row)(jax.lax.stop_gradient(chosen).reshape(B, T, -1), segment_ids)
-    return rows.reshape(B * T, -1)
+    cut = jax.lax.stop_gradient(chosen).reshape(B * pieces.context, T // pieces.context, -1)
+    rows = jax.vmap(of_row)(pieces.joined(cut), segment_ids)
+    return pieces.cut(rows).reshape(B * T, -1)

@@ -65,11 +65,10 @@ def update(where: str, prompt: int, answer: int, tokens: int, shared: bool) -> d
 
 
 def packed(tokens: int, prompt: int, answer: int, shared: bool) -> tuple[int, list]:
-    """Returns the rows that GROUPS groups need, and the branches of each row."""
+    """Returns the rows that GROUPS groups need, and where tokens of each row are seen until, and their positions."""
     import made_groups
     import numpy as np
 
-    from jaxrl_post.kernels.branches import Branches
     from jaxrl_post.ring.types import Group, Prompt
     from jaxrl_post.trainer import packing
 
@@ -79,7 +78,7 @@ def packed(tokens: int, prompt: int, answer: int, shared: bool) -> tuple[int, li
         some = tuple(made_groups.rollout(own, i, np.arange(answer)) for i in range(GROUP))
         groups.append(Group(prompt=own, rollouts=some, rewards=[0] * GROUP, scored=[True] * GROUP))
     batches, _ = packing.pack(groups, None, rows=1, tokens=tokens, shared=shared)
-    return len(batches), [Branches(_until(batch), batch.positions) for batch in batches]
+    return len(batches), [(_until(batch), batch.positions) for batch in batches]
 
 
 def _until(batch):
@@ -99,13 +98,13 @@ def met(batches: list, sizes: dict[str, tuple[int, int]]) -> dict[str, float]:
     import jax.numpy as jnp
     import numpy as np
 
-    from jaxrl_post.kernels.branches import Branches, visits
+    from jaxrl_post.kernels.branches import of_rows, visits
 
     out = {}
     for walk, (own, other) in sizes.items():
         queries, keys = (other, own) if walk == "keys" else (own, other)
         counts = [
-            int(np.sum(visits(Branches(*map(jnp.asarray, one)), queries, keys, None)[walk == "keys"].counts))
+            int(np.sum(visits(of_rows(*map(jnp.asarray, one)), queries, keys, None)[walk == "keys"].counts))
             for one in batches
         ]
         out[walk] = sum(counts) / len(counts)

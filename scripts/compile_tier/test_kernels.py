@@ -21,7 +21,7 @@ from targets import TARGETS, memory
 
 from jaxrl_post.engine.host.wire import STATE_ROWS
 from jaxrl_post.kernels import attention, choice, flash_gpu, grouped, recurrent_tpu, thresholds, verify
-from jaxrl_post.kernels.branches import Branches
+from jaxrl_post.kernels.branches import of_rows
 from jaxrl_post.launch.plan import chips, device_less
 from jaxrl_post.models import gated_delta
 from jaxrl_post.parallel import mesh as meshes
@@ -348,7 +348,7 @@ def test_texts_that_share_prompts(target, layer, table):
     run = both(functools.partial(form, scale=1.0, window=window, soft_cap=None))
     start, options = time.monotonic(), {SPILLING: True} if chip.platform == "cuda" else {}
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        compiled = jax.jit(run).lower(q, k, k, q, Branches(ids, ids)).compile(options)
+        compiled = jax.jit(run).lower(q, k, k, q, jax.eval_shape(of_rows, ids, ids)).compile(options)
     used, kernels = memory(compiled), {"tpu": "branches", "cuda": "flash"}[chip.platform]
     # A layout for the kernels, one for their results, and a column of numbers of each token.
     bound = (

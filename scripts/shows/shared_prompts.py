@@ -132,7 +132,7 @@ def _long_group() -> Group:
 def _seconds(record) -> None:
     """Each layout has rows without waste: a rollout each, and the whole group."""
     model = decoder.ModelConfig(
-        vocab_size=512, embed=128, layers=2, heads=4, kv_heads=2, head_dim=32, ffw=384, max_length=8192, tied=True
+        vocab_size=512, embed=128, layers=1, heads=4, kv_heads=2, head_dim=32, ffw=384, max_length=8192, tied=True
     )
     groups, given = [_long_group()], config.AlgorithmConfig()
     how = dict(model=model, given=given, reference=False, kind=arms.Uncommitted, head_chunk=1024, rows=1)

@@ -142,7 +142,8 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
         remat_policy=config.model.remat_policy,
         scan_layers=config.model.scan_layers,
         compute_dtype=config.model.compute_dtype,
-        attention=training_attention(config, model, devices, branches=config.batch.shared_prompts)[0],
+        attention=training_attention(config, model, devices, branches=config.branches)[0],
+        context=config.mesh.context,
         kept_ids=config.kept_ids,
         route_words=memory_plan.route_words(config, model),
     )
@@ -159,7 +160,7 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
 
 def teacher(config: Config, model: decoder.ModelConfig, params: Any, devices: DevicePlan) -> Teacher:
     """Builds the teacher of the policy `model`, for a learner that gets `params`: of shapes where these are."""
-    kernel = functools.partial(training_attention, config, devices=devices, branches=config.batch.shared_prompts)
+    kernel = functools.partial(training_attention, config, devices=devices, branches=config.branches)
     return second_models.teacher(config, model, devices.learner, lambda own: kernel(own)[0], plans=is_abstract(params))
 
 
@@ -171,7 +172,8 @@ def training_attention(
     A kernel serves every layer or none. branches: texts share what they begin with.
     """
     tensor, first = devices.learner.shape["tensor"], devices.learner.devices.flat[0]
-    fixed = dict(heads=model.heads // tensor, tokens=config.batch.tokens, branches=branches)
+    parts = 2 * config.mesh.context if config.mesh.context > 1 else 1  # of a row, each in one stretch
+    fixed = dict(heads=model.heads // tensor, tokens=config.batch.tokens // parts, branches=branches)
     found = [
         choice.of_packed_rows(first, config.model.compute_dtype, kv_heads=K // tensor, head_dim=H, **fixed)
         for K, H in cache_kinds.shapes(model.kept)
@@ -184,7 +186,7 @@ def references_of_training(config: Config, model: decoder.ModelConfig, devices: 
     tensor, first = devices.learner.shape["tensor"], devices.learner.devices.flat[0]
     sizes = dict(ways=tensor, tokens=config.batch.tokens)
     lines = [choice.delta_rule_line(first, one, **sizes) for one in cache_kinds.states(model.kept)]
-    attention = training_attention(config, model, devices, branches=config.batch.shared_prompts)[1]
+    attention = training_attention(config, model, devices, branches=config.branches)[1]
     experts = experts_line(model, devices.learner, config.model.compute_dtype)
     return [line for line in dict.fromkeys((attention, *lines, experts)) if line]
 
@@ -224,6 +226,7 @@ def engine_sizes(config: Config, layout: Layout, model: decoder.ModelConfig | No
         head_rows=config.head_rows * more,
         steps_per_dispatch=c.steps_per_dispatch,
         restricted=config.restricted,
+        context=config.mesh.context,
         kept_ids=config.kept_ids,
         route_words=memory_plan.route_words(config, model) if model else 0,
         refill_slots=c.refill_slots,

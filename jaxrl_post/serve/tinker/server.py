@@ -79,8 +79,11 @@ class Server:
 
 def _trainer(config: Config, files: inputs.PolicyFiles, policy: Policy, params: Any, name: str) -> Trainer:
     """Returns the trainer, whose base is the engine's own weights where dtype and layout agree. `params`: these."""
-    batch = dataclasses.replace(config.batch, tokens=config.engine.max_length)
-    config, devices = dataclasses.replace(config, batch=batch), build.device_plan(config)
+    batch, mesh = (
+        dataclasses.replace(config.batch, tokens=config.engine.max_length),
+        dataclasses.replace(config.mesh, context=1),
+    )
+    config, devices = dataclasses.replace(config, batch=batch, mesh=mesh), build.device_plan(config)
     recipe = programs.recipe(
         files.model,
         config.algorithm,

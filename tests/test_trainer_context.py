@@ -1,0 +1,94 @@
+"""Rows over several devices: the gradient is that of one device, for every form of attention and every split."""
+
+import functools
+
+import gradient_arms as arms
+import jax
+import made_groups
+import numpy as np
+import pytest
+import shared_arms
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import refused
+
+from jaxrl_post import config
+from jaxrl_post.kernels import branches_tpu, flash_gpu
+from jaxrl_post.parallel import mesh as meshes
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+EXACT, SINGLE, SEEN = 1e-12, 5e-6, 1e-3
+GROUPS = [*made_groups.groups(3), *shared_arms.conversations(2)]
+MODE = dict(mode="seq-mean-token-mean")
+LONG = dict(tokens=64, rows=2)  # rows of several segments, which end inside parts
+GPU = functools.partial(flash_gpu.attention, tiles=flash_gpu.square(8), interpret=True)
+TPU = functools.partial(branches_tpu.attention, interpret=True)
+WAYS = {
+    "two": dict(sizes=(1, 2, 1), context=2),
+    "four": dict(sizes=(1, 4, 1), context=4),
+    "two_of_eight": dict(sizes=(1, 4, 2), context=2, scan_layers="yes", remat=True),
+    "eight": dict(sizes=(1, 8, 1), context=8, scan_layers="yes", split_head="yes"),
+    "beside_data": dict(sizes=(2, 4, 1), context=2, rows=4),
+}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return arms.plain_gradient(GROUPS, np.float64, **MODE)
+
+
+@pytest.mark.parametrize(
+    "way", ["two_of_eight", *(pytest.param(n, marks=pytest.mark.extended) for n in WAYS if n != "two_of_eight")]
+)
+def test_the_gradient_of_one_device(expected, way):
+    assert arms.worst(arms.gradient(GROUPS, np.float64, **MODE, **(LONG | WAYS[way])), expected) <= EXACT
+
+
+@pytest.mark.parametrize("form", ["gpu", pytest.param("tpu", marks=pytest.mark.extended)])
+def test_by_kernels(expected, form):
+    dtype, bound, own = {"gpu": (np.float64, EXACT, GPU), "tpu": (np.float32, SINGLE, TPU)}[form]
+    found = arms.gradient(GROUPS, dtype, **MODE, **LONG, **WAYS["four"], attention=own)
+    assert arms.worst(found, expected) <= bound
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("shared", [{}, shared_arms.SHARED], ids=["flat", "shared"])
+@pytest.mark.parametrize("name", ["windows", "sinks", "experts"])
+def test_models_of_other_kinds(name, shared):
+    model = dict(model=shared_arms.MODELS[name])
+    one = arms.gradient(GROUPS, np.float64, **MODE, **model)
+    assert (
+        arms.worst(arms.gradient(GROUPS, np.float64, **MODE, **LONG, **WAYS["four"], **model, **shared), one) <= EXACT
+    )
+
+
+@given(st.sampled_from([(1, 1, 1), (2, 4, 2), (1, 8, 4)]), st.integers(1, 2), st.integers(1, 2))
+def test_pieces_are_put_together_again(sizes, rows, length):
+    data, fsdp, context = sizes
+    pieces = meshes.RowPieces(meshes.make_mesh(data, fsdp), context)
+    shape = (rows * data * fsdp // context, 2 * context * length, 3)
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    assert np.array_equal(pieces.joined(pieces.cut(jax.numpy.asarray(x))), x)
+
+
+def test_parts_by_hand():
+    """Two devices: the first has the ends of each row, the second its middle."""
+    pieces = meshes.RowPieces(meshes.make_mesh(1, 2), 2)
+    cut = pieces.cut(jax.numpy.arange(16).reshape(2, 8))
+    assert cut.tolist() == [[0, 1, 6, 7], [8, 9, 14, 15], [2, 3, 4, 5], [10, 11, 12, 13]]
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    {
+        "mesh.context=3 mesh.fsdp=4": "mesh.fsdp=4 must be a multiple of mesh.context=3",
+        "mesh.context=2": "mesh.fsdp=1 must be a multiple of mesh.context=2",
+        "mesh.context=2 mesh.fsdp=4 batch.rows=3": "must be a multiple of .*/mesh.context=2; the nearest valid batch.rows is 4",
+    }.items(),
+)
+def test_what_does_not_divide_is_refused(given, words):
+    refused(words, config.resolve, config.default(), ["model.preset=tiny", *given.split()])
+
+
+def test_rows_that_cannot_be_cut_are_refused():
+    refused("batch.tokens=46 must be a multiple of 2.mesh.context=8", arms.learner, tokens=46, **WAYS["four"])
