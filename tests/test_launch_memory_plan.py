@@ -160,6 +160,20 @@ def test_remat_and_a_smaller_head_chunk_need_less():
     assert chunked["activations (estimate)"] < whole["activations (estimate)"]
 
 
+def test_the_estimate_where_devices_share_rows():
+    """As below, each row on two devices: half of the values, and keys and values of whole rows with their gradients."""
+    given = ("model.remat=true", "batch.rows=1", "batch.tokens=1024", "model.scan_layers=yes")
+    values = 512 * (2 * 32 + (2 * 4 + 2 * 2) * 8 + 3 * 64)
+    pairs = 64 * 1024 * 8  # eight blocks of the device's own queries, each with all keys of the row
+    gathered = 2 * 1024 * 2 * 2 * 8
+    matrices = 32 * ((2 * 4 + 2 * 2) * 8 + 3 * 64)  # of the layer at work
+    head, kept = 64 * 32, 2 * 512 * 32
+    one, two = config(*given), config(*given, "mesh.fsdp=2", "mesh.context=2")
+    assert activations.kept(one, TINY, 1)["full"] == 2 * activations.kept(two, TINY, 1)["full"] == 2 * 4 * kept
+    found = activations.estimate(two, TINY, two.mesh.shards, "cpu")
+    assert found == 4 * (kept + values + gathered + matrices + head) + 4 * pairs * 8
+
+
 def test_the_estimate_by_hand():
     """2 rows of 512 tokens on one device: float32, two layers that are scanned, a stream of 32, 4 heads of 8, a gate of 64."""
     given = ("model.remat=true", "batch.rows=2", "batch.tokens=512", "model.scan_layers=yes")

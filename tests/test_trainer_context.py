@@ -1,5 +1,6 @@
 """Rows over several devices: the gradient is that of one device, for every form of attention and every split."""
 
+import dataclasses
 import functools
 
 import gradient_arms as arms
@@ -14,6 +15,7 @@ from refusals import refused
 
 from jaxrl_post import config
 from jaxrl_post.kernels import branches_tpu, flash_gpu
+from jaxrl_post.models.model_config import LinearAttention
 from jaxrl_post.parallel import mesh as meshes
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -60,6 +62,22 @@ def test_models_of_other_kinds(name, shared):
     assert (
         arms.worst(arms.gradient(GROUPS, np.float64, **MODE, **LONG, **WAYS["four"], **model, **shared), one) <= EXACT
     )
+
+
+RECURRENT = dataclasses.replace(made_groups.MODEL, linear=LinearAttention(4, 8, 4, 4, 4, (0,)))
+
+
+@pytest.mark.parametrize("way", ["two_of_eight", pytest.param("four", marks=pytest.mark.extended)])
+def test_layers_with_a_state(way):
+    one = arms.gradient(GROUPS, np.float64, **MODE, model=RECURRENT)
+    found = arms.gradient(GROUPS, np.float64, **MODE, **(LONG | WAYS[way]), model=RECURRENT)
+    assert arms.worst(found, one) <= EXACT
+
+
+def test_heads_of_a_state_that_cannot_be_divided_are_refused():
+    model = dataclasses.replace(RECURRENT, linear=RECURRENT.linear._replace(key_heads=2))
+    words = "mesh.context=4 must divide .* 2 key heads .*; the nearest valid value is 2"
+    refused(words, arms.learner, model=model, **(LONG | WAYS["four"]))
 
 
 @given(st.sampled_from([(1, 1, 1), (2, 4, 2), (1, 8, 4)]), st.integers(1, 2), st.integers(1, 2))

@@ -359,17 +359,41 @@ class RowPieces:
 
     @property
     def _order(self) -> np.ndarray:
+        """Returns the stretches of a row in the order of the devices that have them."""
         return np.array([half for one in range(self.context) for half in (one, 2 * self.context - 1 - one)])
 
+    # ---- inside a function that every device runs by itself
 
-def of_group(mesh: Mesh, context: int, x: jax.Array) -> jax.Array:
-    """Returns whole rows of a device's pieces, inside a function that every device runs by itself (RowPieces).
+    @property
+    def _neighbours(self) -> list[list[int]]:
+        return [list(range(at, at + self.context)) for at in range(0, self.mesh.shape[FSDP], self.context)]
 
-    The stretches of a row stand in the order of the devices that have them.
-    """
-    size = mesh.shape[FSDP]
-    groups = [list(range(first, first + context)) for first in range(0, size, context)]
-    return jax.lax.all_gather(x, FSDP, axis=1, tiled=True, axis_index_groups=groups)
+    def gathered(self, x: jax.Array) -> jax.Array:
+        """Returns whole rows [b, T, ...] of the pieces that neighbours have. Stretches stand in the order of the devices."""
+        return jax.lax.all_gather(x, FSDP, axis=1, tiled=True, axis_index_groups=self._neighbours)
+
+    def whole(self, x: jax.Array) -> jax.Array:
+        """Returns whole rows of small numbers, from the first token to the last."""
+        return self._sorted(self.gathered(x), np.argsort(self._order))
+
+    def heads_of_rows(self, x: jax.Array) -> jax.Array:
+        """Returns, of pieces [b, t, heads, ...] with all heads, whole rows [b, T, heads / context, ...] with the device's own."""
+        how = dict(split_axis=2, concat_axis=1, tiled=True, axis_index_groups=self._neighbours)
+        return self._sorted(jax.lax.all_to_all(x, FSDP, **how), np.argsort(self._order))
+
+    def rows_of_heads(self, x: jax.Array) -> jax.Array:
+        """Returns the pieces with all heads of what has the form of `heads_of_rows`."""
+        how = dict(split_axis=1, concat_axis=2, tiled=True, axis_index_groups=self._neighbours)
+        return jax.lax.all_to_all(self._sorted(x, self._order), FSDP, **how)
+
+    def own_heads(self, x: jax.Array) -> jax.Array:
+        """Returns, of an array [_, heads, ...] that all devices have, the part of this one's heads."""
+        size = x.shape[1] // self.context
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(FSDP) % self.context * size, size, axis=1)
+
+    def _sorted(self, x: jax.Array, order: np.ndarray) -> jax.Array:
+        B, T, *rest = x.shape
+        return x.reshape(B, len(order), T // len(order), *rest)[:, order].reshape(x.shape)
 
 
 def embedded_sharding(mesh: Mesh) -> NamedSharding:

@@ -83,8 +83,7 @@ def packed(
 def _of_whole_rows(run: Callable, mesh: jax.sharding.Mesh, context: int) -> Callable:
     """Returns `run` such that a device's queries meet the keys of the whole rows of which it has pieces."""
 
-    def gathered(x: Array) -> Array:
-        return meshes.of_group(mesh, context, x)
+    gathered = meshes.RowPieces(mesh, context).gathered
 
     def whole(q: Array, k: Array, v: Array, texts: Branches, *sinks: Array) -> Array:
         keys = jax.tree.map(gathered, texts)._replace(own=texts.keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ def check(
     Raises:
       ValueError: one sentence with the nearest valid value.
     """
+    tensor = every[0].shape["tensor"]
     for mesh in every:
         meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "learner")
         ways = meshes.shards(mesh) // context
@@ -53,13 +55,19 @@ def check(
             f"batch.tokens={batch.tokens} must be a multiple of 2*mesh.context={2 * context}, the parts of a row; the nearest "
             f"valid value is {-(-batch.tokens // (2 * context)) * 2 * context}"
         )
-    asked = {"batch.shared_prompts": (batch.shared_prompts, False), "mesh.context": (context, 1)}
-    for name, (given, without) in asked.items():
-        if given != without and model.linear is not None:
-            raise ValueError(
-                f"{name}={given} needs layers that read earlier tokens by attention, and layer {model.linear.layers[0]} hands "
-                f"on a recurrent state; the nearest valid value is {without}"
-            )
+    if batch.shared_prompts and model.linear is not None:
+        raise ValueError(
+            f"batch.shared_prompts={batch.shared_prompts} needs layers that read earlier tokens by attention, and layer "
+            f"{model.linear.layers[0]} hands on a recurrent state; the nearest valid value is False"
+        )
+    heads = math.gcd(
+        *(mesh.shape["fsdp"] for mesh in every), *([model.linear.key_heads // tensor] if model.linear else [])
+    )
+    if model.linear is not None and heads % context:
+        raise ValueError(
+            f"mesh.context={context} must divide mesh.fsdp and the model's {model.linear.key_heads} key heads of recurrent layers "
+            f"over mesh.tensor={tensor}; the nearest valid value is {_nearest_divisor(heads, context)}"
+        )
     if algorithm.needs_reference and reference is None:
         raise ValueError(
             f"algorithm.kl_loss_coef={algorithm.kl_loss_coef} with algorithm.use_kl_in_reward="
@@ -71,3 +79,7 @@ def check(
             f"algorithm.adv_estimator={algorithm.adv_estimator!r} with algorithm.opd_kl_coef={algorithm.opd_kl_coef} needs a "
             "teacher and none was given; the nearest valid values are 'grpo' and 0"
         )
+
+
+def _nearest_divisor(number: int, asked: int) -> int:
+    return min((n for n in range(1, number + 1) if number % n == 0), key=lambda n: (abs(n - asked), n))

@@ -183,7 +183,7 @@ def routed_hidden(
         start = Routed.zeros(B * T, jnp.promote_types(recipe.dtype, jnp.float32))
     heads = meshes.heads_sharding(recipe.mesh)
     attend = attention.packed(jax.tree.map(cut, _texts(batch, recipe)), heads, recipe.attention, recipe.context)
-    noise = None
+    noise, rule = None, choice.of_delta_rule(recipe.mesh.devices.flat[0])
     if batch.noise_scales is not None:
         made = embedding.noise(cut(batch.noise_keys), positions, cut(batch.noise_scales), model.embed)
         noise = made.reshape(B * T, model.embed)
@@ -201,7 +201,7 @@ def routed_hidden(
         loop=recipe.loop,
         rows=recipe.embed,
         routing=ways,
-        recur=recurrence.packed(batch.segment_ids, heads, choice.of_delta_rule(recipe.mesh.devices.flat[0])),
+        recur=recurrence.packed(cut(batch.segment_ids), heads, rule, recipe.context),
     )
     h = jax.lax.with_sharding_constraint(h.reshape(B, T, -1), meshes.batch_sharding(recipe.mesh))
     return h, jax.tree.map(lambda x: recipe.rows.joined(x.reshape(B, T)), routed)

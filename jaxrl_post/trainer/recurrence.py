@@ -19,16 +19,24 @@ from jaxrl_post.parallel import mesh as meshes
 
 
 def packed(
-    segment_ids: Int[Array, "B T"], sharding: jax.sharding.NamedSharding | None = None, kernel: Any = None
+    segment_ids: Int[Array, "B T"],
+    sharding: jax.sharding.NamedSharding | None = None,
+    kernel: Any = None,
+    context: int = 1,
 ) -> Callable:
     """Returns `recur` for hidden states whose tokens are flattened to [B*T], as the decoder wants them.
 
     Args:
       sharding: of inputs as [B, T, heads, size] (mesh.heads_sharding), or None on one device.
       kernel: the module whose kernel computes the shapes that it serves (kernels/choice.of_delta_rule), or None.
+      context: the pieces of a row, of which each is a row here (mesh.RowPieces). Devices that share rows exchange parts of rows
+        for heads: each walks whole rows with its own heads.
     """
     B, T = segment_ids.shape
-    run = meshes.by_rows_and_state_heads(sharding, functools.partial(_read, kernel))
+    read = functools.partial(_read, kernel)
+    if context > 1:
+        read = _by_heads(read, meshes.RowPieces(sharding.mesh, context))
+    run = meshes.by_rows_and_state_heads(sharding, read)
 
     def recur(
         layer: int | Int[Array, ""],
@@ -42,6 +50,15 @@ def packed(
         return run(*rows, weights, segment_ids).reshape(B * T, *inputs.v.shape[1:]), cache
 
     return recur
+
+
+def _by_heads(read: Callable, pieces: meshes.RowPieces) -> Callable:
+    def run(inputs: Inputs, g: Array, beta: Array, weights: Inputs, segment_ids: Array) -> Array:
+        rows = jax.tree.map(pieces.heads_of_rows, (inputs, g, beta))
+        own = jax.tree.map(pieces.own_heads, weights)
+        return pieces.rows_of_heads(read(*rows, own, pieces.whole(segment_ids)))
+
+    return run
 
 
 def by_text(positions: Int[Array, " R"], owners: Int[Array, " R"], starts: Int[Array, " S"], tokens: int) -> Callable:

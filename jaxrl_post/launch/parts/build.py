@@ -226,7 +226,6 @@ def engine_sizes(config: Config, layout: Layout, model: decoder.ModelConfig | No
         head_rows=config.head_rows * more,
         steps_per_dispatch=c.steps_per_dispatch,
         restricted=config.restricted,
-        context=config.mesh.context,
         kept_ids=config.kept_ids,
         route_words=memory_plan.route_words(config, model) if model else 0,
         refill_slots=c.refill_slots,

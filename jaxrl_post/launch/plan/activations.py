@@ -67,7 +67,7 @@ def estimate(config: Config, model: decoder.ModelConfig, shards: int, platform: 
       are there with every layer.
 
     Args:
-      shards: devices among which the micro-batch's rows are divided.
+      shards: devices, or groups of mesh.context devices, among which the micro-batch's rows are divided.
       platform: of the devices, as jax names it. It decides the forms that are set to "auto".
       flash: the devices run the kernels of packed rows.
     """
@@ -84,7 +84,7 @@ def estimate(config: Config, model: decoder.ModelConfig, shards: int, platform: 
     if config.lora.rank:  # frozen weights have no gradient
         return layers + rows + max(working, logits)
     scanned = on(config.model.scan_layers, platform)
-    parts = math.gcd(shards, config.mesh.fsdp) * config.mesh.tensor
+    parts = math.gcd(shards * config.mesh.context, config.mesh.fsdp) * config.mesh.tensor
     own = model.layers * _layer_weights(model, config.mesh.expert) // parts
     stack = stacked(config, own, platform)
     # Layers that are not stacked have a new gradient too, each leaf its own. `stacked` counts that of the others.
@@ -119,7 +119,7 @@ def _projected(model: decoder.ModelConfig) -> int:
 
 
 def _tokens(config: Config, shards: int) -> int:
-    return config.batch.rows // shards * config.batch.tokens
+    return config.batch.rows // shards * config.batch.tokens // config.mesh.context
 
 
 def _matrices(config: Config, model: decoder.ModelConfig, platform: str) -> int:
@@ -150,18 +150,26 @@ def _attention(config: Config, model: decoder.ModelConfig, shards: int, platform
     """Returns the bytes of one layer's attention beside queries, keys and values.
 
     A kernel keeps sums of each query. Otherwise there are scores: of blocks of queries with the keys up to their end,
-    or, in a loop, of one block with all keys.
+    or, in a loop, of one block with all keys. Where devices share rows, keys and values of whole rows are gathered, and their
+    gradients are there too.
     """
-    tokens, ways = config.batch.tokens, config.mesh.tensor
-    heads = config.batch.rows // shards * model.heads // ways
-    kernel = choice.OF_PACKED_ROWS.get("cuda" if platform == "gpu" else platform)
+    tokens, ways, context = config.batch.tokens, config.mesh.tensor, config.mesh.context
+    rows = config.batch.rows // shards
+    heads, own = rows * model.heads // ways, tokens // context
+    kernels = choice.OF_BRANCHES if config.branches else choice.OF_PACKED_ROWS
+    kernel = kernels.get("cuda" if platform == "gpu" else platform)
     dtype, shapes = jnp.dtype(config.model.compute_dtype), cache_kinds.shapes(model.kept)
-    if flash and kernel and all(kernel.serves(dtype, model.heads // ways, K // ways, H, tokens) for K, H in shapes):
-        return heads * tokens * SUMS[platform]
-    if tokens > attention.WRITTEN_OUT:
-        return heads * attention.LOOPED * tokens * PAIR[platform]
-    size = max(attention.BLOCK, -(-tokens // attention.BLOCKS))
-    return heads * sum(size * min(end, tokens) for end in range(size, tokens + size, size)) * PAIR[platform]
+    gathered = 0
+    if context > 1:
+        gathered = 2 * rows * tokens * max(2 * K * H for K, H in shapes) // ways * SIZES[config.model.compute_dtype]
+    part = own // 2 if context > 1 else own
+    if flash and kernel and all(kernel.serves(dtype, model.heads // ways, K // ways, H, part) for K, H in shapes):
+        return heads * own * SUMS[platform] + gathered
+    if own > attention.WRITTEN_OUT:
+        return heads * attention.LOOPED * tokens * PAIR[platform] + gathered
+    size = max(attention.BLOCK, -(-own // attention.BLOCKS))
+    met = [tokens if context > 1 else min(end, tokens) for end in range(size, own + size, size)]
+    return heads * sum(size * keys for keys in met) * PAIR[platform] + gathered
 
 
 def _head(config: Config, model: decoder.ModelConfig, shards: int, platform: str) -> tuple[int, int]:
@@ -170,15 +178,15 @@ def _head(config: Config, model: decoder.ModelConfig, shards: int, platform: str
     Where data copies the weights, the gradient and its sum over them are there together.
     """
     ways, size = config.mesh.tensor, SIZES[config.model.compute_dtype]
-    parts = config.mesh.fsdp * ways
+    parts, devices = config.mesh.fsdp * ways, shards * config.mesh.context
     compared = _compared(config)
     if parts == 1 or compared or not on(config.batch.split_head, platform):
-        chunk = min(-(-config.batch.head_chunk // shards), _tokens(config, shards))
+        chunk = min(-(-config.batch.head_chunk // devices), _tokens(config, shards))
         part = model.vocab_size // ways
     else:
         part = -(-model.vocab_size // parts)
         chunk = min(-(-config.batch.head_chunk // config.mesh.copies), _tokens(config, shards) * config.mesh.fsdp)
-    copies = 2 if shards > math.gcd(shards, config.mesh.fsdp) else 1
+    copies = 2 if devices > math.gcd(devices, config.mesh.fsdp) else 1
     return (2 + compared) * chunk * part * 4 + part * model.embed * size, copies * part * model.embed * 4
 
 

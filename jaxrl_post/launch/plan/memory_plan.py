@@ -229,7 +229,7 @@ def _records(config: Config, width: int) -> tuple[Item, ...]:
         return ()
     m, size = config.mesh, 4 * width
     tokens = config.engine.slots * most_new(config.engine.max_length, config.engine.steps_per_dispatch)
-    mine = config.batch.rows // m.shards * config.batch.tokens
+    mine = config.batch.rows // m.shards * config.batch.tokens // m.context
     every = mine * (m.fsdp if m.fsdp * m.tensor > 1 else 0)
     window = f"records of kept ids and routes ({tokens} tokens of {width} words, twice)"
     batch = f"records of a micro-batch ({mine} tokens, int32, and copies)"

@@ -164,12 +164,16 @@ def train_collectives(config: Config, model: decoder.ModelConfig, where: Slice, 
     """Returns the seconds of links in `batches` micro-batches of the learner.
 
     A device sends weights twice and gradients once a micro-batch, and the activations of a divided layer. Devices that divide
-    the experts send each other rows, and get float32 sums back."""
+    the experts send each other rows, and get float32 sums back. Those that share rows gather keys and values twice, and sum
+    their gradients."""
     m, held = config.mesh, _held(model, config.mesh.expert) - model.row_weights
     trained = _trained(config, model) if config.lora.rank else held
     spread = (m.fsdp - 1) / m.fsdp / m.tensor * (2 * BF16 * held + BF16 * trained)
     seconds = batches * spread / (where.link(m.fsdp * m.tensor) * LINKS)
-    tokens = config.batch.rows // m.shards * config.batch.tokens
+    tokens = config.batch.rows // m.shards * config.batch.tokens // m.context
+    if m.context > 1:
+        entries = sum(one.entry for one in cache_kinds.paged(model.kept) if one.of is None) / m.tensor
+        seconds += batches * 3 * (m.context - 1) * tokens * entries * BF16 / (where.link(m.fsdp * m.tensor) * LINKS)
     if m.tensor > 1:  # two sums a layer, forward, again and backward; a sum sends twice its bytes
         sums = 6 * model.layers * 2 * (m.tensor - 1) / m.tensor * tokens * model.embed * BF16
         seconds += batches * sums / (where.link(m.tensor) * LINKS)
