@@ -101,6 +101,8 @@ def visits(branches: Branches, queries: int, keys: int, window: int | None) -> t
 
 def _listed(meets: Bool[Array, "B own other"]) -> Visits:
     counts = jnp.sum(meets, axis=-1, dtype=jnp.int32)
-    order = jnp.argsort(~meets, axis=-1, stable=True).astype(jnp.int32)
-    upto = jnp.minimum(jnp.arange(meets.shape[-1]), jnp.maximum(counts[..., None] - 1, 0))
+    size = meets.shape[-1]
+    places = jnp.arange(size, dtype=jnp.int32)
+    order = jnp.sort(jnp.where(meets, places, places + size), axis=-1) % size  # those that are met come first
+    upto = jnp.minimum(places, jnp.maximum(counts[..., None] - 1, 0))
     return Visits(jnp.take_along_axis(order, upto, axis=-1), counts)

@@ -41,7 +41,8 @@ USEFUL = 1.35  # FLOPs over those that training needs: 6 a weight and token, and
 class Step:
     """One train step and its bounds: CPU seconds and MiB of temporaries; None is only reported.
 
-    rows: of a device.
+    rows: of a device, or of devices that share them.
+    context: devices that share rows.
     shared: texts of a group share their prompt.
     turns: how often the step is compiled with 2 layers and with all, by turns. The least seconds of each count, because
     other work on the machine only adds to them. 0: it is compiled once, with all layers.
@@ -55,6 +56,7 @@ class Step:
     temp_mib: float | None = None
     turns: int = 0
     rows: int = 1
+    context: int = 1
     shared: bool = False
 
     def __str__(self) -> str:
@@ -93,7 +95,8 @@ def on_mesh(step: Step, model: decoder.ModelConfig, mesh: jax.sharding.Mesh):
         f"mesh.data={data}",
         f"mesh.fsdp={fsdp}",
         f"mesh.tensor={tensor}",
-        f"batch.rows={step.rows * data * fsdp}",
+        f"mesh.context={step.context}",
+        f"batch.rows={step.rows * data * fsdp // step.context}",
         f"batch.tokens={step.tokens}",
         f"batch.shared_prompts={step.shared}",
     )
