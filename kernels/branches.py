@@ -42,7 +42,7 @@ class Branches(NamedTuple):
 
     @property
     def stretch(self) -> int:
-        """Returns how many tokens follow each other in the row, on both sides: all, or half of a part (parallel/mesh.py)."""
+        """Returns how many tokens follow each other in the row, on both sides: all, or half of a part (parallel/row_pieces.py)."""
         return self.until.shape[1] if self.own is None else self.own.places.shape[1] // 2
 
 

@@ -17,6 +17,7 @@ from jaxrl_post import config
 from jaxrl_post.kernels import branches_tpu, flash_gpu
 from jaxrl_post.models.model_config import LinearAttention
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.parallel import row_pieces
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 EXACT, SINGLE, SEEN = 1e-12, 5e-6, 1e-3
@@ -83,7 +84,7 @@ def test_heads_of_a_state_that_cannot_be_divided_are_refused():
 @given(st.sampled_from([(1, 1, 1), (2, 4, 2), (1, 8, 4)]), st.integers(1, 2), st.integers(1, 2))
 def test_pieces_are_put_together_again(sizes, rows, length):
     data, fsdp, context = sizes
-    pieces = meshes.RowPieces(meshes.make_mesh(data, fsdp), context)
+    pieces = row_pieces.RowPieces(meshes.make_mesh(data, fsdp), context)
     shape = (rows * data * fsdp // context, 2 * context * length, 3)
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     assert np.array_equal(pieces.joined(pieces.cut(jax.numpy.asarray(x))), x)
@@ -91,7 +92,7 @@ def test_pieces_are_put_together_again(sizes, rows, length):
 
 def test_parts_by_hand():
     """Two devices: the first has the ends of each row, the second its middle."""
-    pieces = meshes.RowPieces(meshes.make_mesh(1, 2), 2)
+    pieces = row_pieces.RowPieces(meshes.make_mesh(1, 2), 2)
     cut = pieces.cut(jax.numpy.arange(16).reshape(2, 8))
     assert cut.tolist() == [[0, 1, 6, 7], [8, 9, 14, 15], [2, 3, 4, 5], [10, 11, 12, 13]]
 

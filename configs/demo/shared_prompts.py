@@ -1,6 +1,6 @@
-"""The demo's task and policy, trained with each prompt once for all answers of its group.
+"""The demo's task and policy, trained with each prompt once for all rollouts of its group.
 
-Recipe: GRPO as in configs/demo.py. A packed row holds a group's prompt once and all its answers behind it. Each answer
+Recipe: GRPO as in configs/demo.py. A packed row holds a group's prompt once and all its responses behind it. Each response
 sees the prompt and itself, so the gradient is that of flat rows, to rounding. The step's log names the tokens that were
 saved (`training/shared_tokens`). Long prompts gain most: the demo's have a few tokens.
 Hardware: that of the demo. Command: python -m jaxrl_post.main --config=configs/demo/shared_prompts.py

@@ -53,8 +53,10 @@ _ROWS = rows(
         "batch.shared_prompts=true -> algorithm.router_aux_loss_coef is 0": "{algorithm.router_aux_loss_coef} balances experts "
         "over each rollout's prompt and answer, and batch.shared_prompts=True has the prompt once for all",
         "mesh.fsdp multiple_of mesh.context": "{mesh.fsdp} must be a multiple of {mesh.context}: its devices share rows",
-        "batch.rows multiple_of mesh.shards": "{batch.rows} must be a multiple of mesh.data*mesh.fsdp*mesh.expert/mesh.context="
+        "mesh.context=1 -> batch.rows multiple_of mesh.shards": "{batch.rows} must be a multiple of mesh.data*mesh.fsdp*mesh.expert="
         "{!mesh.shards}",
+        "mesh.context>1 -> batch.rows multiple_of mesh.shards": "{batch.rows} must be a multiple of "
+        "mesh.data*mesh.fsdp*mesh.expert/mesh.context={!mesh.shards}",
         "mesh.context>1 -> scheduler.lend is 0": "{scheduler.lend} lends devices that take whole rows, and mesh.context divides rows",
         "environment.name!= -> engine.name is rows": "{environment.name} needs an engine that samples its turns, got "
         "{engine.name}",

@@ -85,12 +85,6 @@ class MeshConfig:
         doc="Learner: parts of the experts of a layer, which also divide a micro-batch. Other weights are copied, as along "
         "`data`. Also of a replica of the engine, without `engine_expert`.",
     )
-    context: int = positive(
-        1,
-        unit="devices",
-        doc="Learner: devices along fsdp that share packed rows. Each has a part of every row, so a row may be longer than one "
-        "device holds.",
-    )
     tensor: int = positive(
         1,
         unit="devices",
@@ -108,6 +102,12 @@ class MeshConfig:
         unit="devices",
         used_when=f"{_GENERATES} because demonstrations lie on no devices",
         doc="Parts of the experts in a replica of the engine, each of `engine_tensor` devices. 0: as many as `expert`.",
+    )
+    context: int = positive(
+        1,
+        unit="devices",
+        doc="Learner: devices along fsdp that share packed rows. Each has a part of every row, so a row may be longer than one "
+        "device holds.",
     )
 
     @property

@@ -340,6 +340,6 @@ class BatchConfig:
     )
     shared_prompts: bool = any_of_type(
         False,
-        doc="Whether a packed row holds a prompt once for all answers of its group, and turns that conversations share. "
+        doc="Whether a packed row holds a prompt once for all rollouts of its group, and turns that conversations share. "
         "The gradient is that of rows that share nothing, to rounding. A step packs whichever takes fewer rows.",
     )

@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Int
 from jaxrl_post.kernels.branches import Branches, Standing, sees
 from jaxrl_post.models.layer_loop import ATTENDED, named
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.parallel import row_pieces
 
 BLOCK = 64  # smallest block of queries
 BLOCKS = 8  # most blocks of a row that are written out, as each of them is compiled
@@ -45,7 +46,7 @@ def packed(
       texts: segment ids of packed rows, or how their texts branch.
       sharding: of q, k and v as [B, T, N, H] (mesh.heads_sharding), or None on one device.
       form: a kernel with the arguments of `blocks`, or None for `blocks`.
-      context: the pieces of a row, of which each is a row here (mesh.RowPieces). Then texts branch. A device has the queries of
+      context: the pieces of a row, of which each is a row here (row_pieces.RowPieces). Then texts branch. A device has the queries of
         its own pieces, and gathers keys and values of whole rows.
     """
     B, T = jax.tree.leaves(texts)[0].shape
@@ -83,7 +84,7 @@ def packed(
 def _of_whole_rows(run: Callable, mesh: jax.sharding.Mesh, context: int) -> Callable:
     """Returns `run` such that a device's queries meet the keys of the whole rows of which it has pieces."""
 
-    gathered = meshes.RowPieces(mesh, context).gathered
+    gathered = row_pieces.RowPieces(mesh, context).gathered
 
     def whole(q: Array, k: Array, v: Array, texts: Branches, *sinks: Array) -> Array:
         keys = jax.tree.map(gathered, texts)._replace(own=texts.keys)

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jaxrl_post.config import AlgorithmConfig, BatchConfig
 from jaxrl_post.models import lora
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.parallel import row_pieces
 from jaxrl_post.trainer import embedding, lent_devices, packing, programs
 from jaxrl_post.trainer.optimizer import Optimizer
 from jaxrl_post.trainer.state import TrainState, abstract, struct
@@ -56,7 +57,7 @@ class Shapes:
         return self._placed(mesh, ())
 
     def _placed(self, mesh: Mesh, leaves: tuple[str, ...]) -> packing.Batch:
-        rows = meshes.RowPieces(mesh, self.context).sharding
+        rows = row_pieces.RowPieces(mesh, self.context).sharding
         blank = packing.blank(self.rows, self.tokens, self.dtype, leaves, **self.records)
         blank = embedding.silent(blank, self.dtype) if self.noise else blank
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), blank)

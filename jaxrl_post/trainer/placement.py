@@ -35,7 +35,9 @@ def check(
     reference: Any,
     teacher: Any = None,
 ) -> None:
-    """Refuses one of the meshes that cannot divide the model or its micro-batch, shared prompts of layers with a state, a KL
+    """Refuses what a learner cannot train.
+
+    That is a mesh which cannot divide the model or its micro-batch, and shared prompts of layers with a state. It is also a KL
     term without a reference, and a teacher that is not there.
 
     Raises:
@@ -46,9 +48,10 @@ def check(
         meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "learner")
         ways = meshes.shards(mesh) // context
         if batch.rows % ways:
+            shared = "/mesh.context" if context > 1 else ""
             raise ValueError(
-                f"batch.rows={batch.rows} must be a multiple of mesh.data*mesh.fsdp*mesh.expert/mesh.context={ways}; the nearest "
-                f"valid value is {-(-batch.rows // ways) * ways}"
+                f"batch.rows={batch.rows} must be a multiple of mesh.data*mesh.fsdp*mesh.expert{shared}={ways}; the nearest valid "
+                f"value is {-(-batch.rows // ways) * ways}"
             )
     if batch.tokens % (2 * context) and context > 1:
         raise ValueError(

@@ -26,6 +26,7 @@ from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
 from jaxrl_post.kernels import branches, choice
 from jaxrl_post.models import decoder, experts, layer_loop, lora
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.parallel import row_pieces
 from jaxrl_post.trainer import attention, embedding, recurrence, routing, split_head
 from jaxrl_post.trainer.optimizer import Optimizer
 from jaxrl_post.trainer.packing import Batch
@@ -43,7 +44,7 @@ class Recipe:
     - sums: dtype of the gradient sums; float32 stands for that of the weights
     - embed: rows of the embedding with a gradient of their own (trainer/embedding.py), or None for XLA's
     - attention: the device's kernel for packed rows (trainer/attention.py), or None for the jnp form
-    - context: devices that share a row (mesh.RowPieces)
+    - context: devices that share a row (row_pieces.RowPieces)
     - teacher: the recipe of the teacher that the loss compares with, or None
     """
 
@@ -62,8 +63,8 @@ class Recipe:
     teacher: Recipe | None = None
 
     @property
-    def rows(self) -> meshes.RowPieces:
-        return meshes.RowPieces(self.mesh, self.context)
+    def rows(self) -> row_pieces.RowPieces:
+        return row_pieces.RowPieces(self.mesh, self.context)
 
     @property
     def stacks(self) -> list[tuple[int, ...]]:

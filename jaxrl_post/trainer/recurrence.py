@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from jaxrl_post.models import gated_delta
 from jaxrl_post.models.gated_delta import Inputs
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.parallel import row_pieces
 
 
 def packed(
@@ -29,13 +30,13 @@ def packed(
     Args:
       sharding: of inputs as [B, T, heads, size] (mesh.heads_sharding), or None on one device.
       kernel: the module whose kernel computes the shapes that it serves (kernels/choice.of_delta_rule), or None.
-      context: the pieces of a row, of which each is a row here (mesh.RowPieces). Devices that share rows exchange parts of rows
+      context: the pieces of a row, of which each is a row here (row_pieces.RowPieces). Devices that share rows exchange parts of rows
         for heads: each walks whole rows with its own heads.
     """
     B, T = segment_ids.shape
     read = functools.partial(_read, kernel)
     if context > 1:
-        read = _by_heads(read, meshes.RowPieces(sharding.mesh, context))
+        read = _by_heads(read, row_pieces.RowPieces(sharding.mesh, context))
     run = meshes.by_rows_and_state_heads(sharding, read)
 
     def recur(
@@ -52,7 +53,7 @@ def packed(
     return recur
 
 
-def _by_heads(read: Callable, pieces: meshes.RowPieces) -> Callable:
+def _by_heads(read: Callable, pieces: row_pieces.RowPieces) -> Callable:
     def run(inputs: Inputs, g: Array, beta: Array, weights: Inputs, segment_ids: Array) -> Array:
         rows = jax.tree.map(pieces.heads_of_rows, (inputs, g, beta))
         own = jax.tree.map(pieces.own_heads, weights)

@@ -19,6 +19,7 @@ from jaxrl_post.kernels import choice
 from jaxrl_post.models import experts
 from jaxrl_post.models.model_config import ModelConfig
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.parallel import row_pieces
 
 
 class Routed(NamedTuple):
@@ -48,7 +49,7 @@ class Routed(NamedTuple):
 
 def of_batch(
     model: ModelConfig,
-    rows: meshes.RowPieces,
+    rows: row_pieces.RowPieces,
     segment_ids: Int[Array, "B T"],
     words: Int[Array, "b t words"] | None,
     replay: bool,
@@ -119,7 +120,7 @@ def losses(routed: Routed, model: ModelConfig, algorithm: AlgorithmConfig) -> di
 
 
 def _shares(
-    chosen: Float[Array, "BT E"], segment_ids: Int[Array, "B T"], pieces: meshes.RowPieces
+    chosen: Float[Array, "BT E"], segment_ids: Int[Array, "B T"], pieces: row_pieces.RowPieces
 ) -> Float[Array, "BT E"]:
     """Returns, at each token, how often its segment chose each expert, divided by the segment's tokens."""
     B, T = segment_ids.shape

@@ -6,7 +6,7 @@ in any packed row: there its log-prob is read. A token's `until` is the place be
 the tokens before that place see it (kernels/branches.py).
 
 Invariant: a token that is trained on belongs to one rollout. Two rollouts share a token where at most one of them
-sampled it, so a group's answers stand apart even where they are equal.
+sampled it, so rollouts of a group stand apart even where they are equal.
 """
 
 from __future__ import annotations

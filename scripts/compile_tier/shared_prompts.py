@@ -2,8 +2,8 @@
 
     python scripts/compile_tier/shared_prompts.py SLICE PROMPT ANSWER TOKENS
 
-SLICE is one of STEPS. Groups of 8 answers are packed in rows of TOKENS as the learner packs them. Without shared prompts
-each answer has a row of its own length: no flat row needs less. The train step of the model is compiled for the slice.
+SLICE is one of STEPS. Groups of 8 rollouts are packed in rows of TOKENS as the learner packs them. Without shared prompts
+each rollout has a row of its own length: no flat row needs less. The train step of the model is compiled for the slice.
 FLOPs and bytes of a row are counted in the compiled text (scripts/traffic.py), times the rows that the groups need. The
 kernels count by the blocks that the packed texts make meet. Run it with the Python of the compile tier.
 """

@@ -1,10 +1,10 @@
-"""Packed rows over several devices: one device's gradient, bit-equal resumed runs, and a run of answers of 16,384 tokens.
+"""Packed rows over several devices: one device's gradient, bit-equal resumed runs, and a run of rollouts of 16,384 tokens.
 
 1. equal: gradients per leaf against one device, in float64 and float32, over 2, 4 and 8 devices. Rows hold several segments,
    which end inside parts. Models have windows, sinks, experts and recurrent layers, and texts share prompts.
 2. kernels: the same by the kernels of both platforms, run without their devices.
 3. runs: configs/demo/context.py is killed with kill -9 and resumed: it ends as the undisturbed run, bit for bit.
-4. long: a run of answers of 16,384 tokens over four devices, beside one in which each device has whole rows.
+4. long: a run of rollouts of 16,384 tokens over four devices, beside one in which each device has whole rows.
 5. planted: parts that are put together in the wrong order, and keys of one device alone, are far outside.
 
 `--arms=NAME,NAME` runs some of these.
@@ -27,7 +27,7 @@ import test_trainer_context as tests
 from killed import Runs
 
 from jaxrl_post.models import hf
-from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.parallel import row_pieces
 from jaxrl_post.runs import rollout_log
 
 MINUTES = 20.0
@@ -42,23 +42,23 @@ DEMO = [
     "--config.eval.prompts=8",
     "--config.scheduler.prompts=16",
 ]
-ANSWER = 16_384
+LENGTH = 16_384
 LONG = [
     "--config=configs/demo/context.py",
     "--config.steps=1",
     "--config.checkpoint.every=0",
     "--config.eval.prompts=0",
     "--config.eval.every=0",
-    f"--config.sampling.max_tokens={ANSWER}",
+    f"--config.sampling.max_tokens={LENGTH}",
     "--config.sampling.top_k=4",
     "--config.engine.max_length=16512",
-    "--config.engine.slots=4",
-    "--config.engine.row_sizes=(4,)",
+    "--config.engine.slots=2",
+    "--config.engine.row_sizes=(2,)",
     "--config.mesh.engine=1",
     "--config.engine.pages=0",
     "--config.engine.steps_per_dispatch=64",
     "--config.engine.refill_slots=1",
-    "--config.scheduler.prompts=2",
+    "--config.scheduler.prompts=1",
     "--config.scheduler.group_size=2",
     "--config.batch.tokens=16512",
     "--config.optimizer.warmup_steps=0",
@@ -112,7 +112,7 @@ def _runs(record) -> None:
 
 
 def _long(record) -> None:
-    """The policy never ends an answer: its end token is one that the four likeliest never are."""
+    """The policy never ends a rollout: its end token is one that the four likeliest never are."""
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         policy = shutil.copytree(record.root / "configs" / "demo_policy", here / "policy")
@@ -137,7 +137,7 @@ def _long(record) -> None:
                 for group in rollout_log.read(file)
                 for rollout in group.rollouts
             ]
-            record.figure(f"long.{name}.answers_of_{ANSWER}", sum(len(one) == ANSWER for one in rollouts), equals=4)
+            record.figure(f"long.{name}.rollouts_of_{LENGTH}", sum(len(one) == LENGTH for one in rollouts), equals=2)
             row = json.loads((here / name / "metrics.jsonl").read_text().splitlines()[0])
             found[name] = {str(one.id): one.tokens for one in rollouts}, row, hf.load(here / name / "policy")[1]
         (tokens, row, weights), (others, other, theirs) = found["shared"], found["whole"]
@@ -155,11 +155,13 @@ def _planted(record) -> None:
     def in_order_of_devices(patch):
         """Every device has a stretch from the front alone, and texts are told that it has both ends."""
         patch.setattr(
-            meshes.RowPieces, "joined", lambda self, x: x.reshape(-1, self.context * x.shape[1], *x.shape[2:])
+            row_pieces.RowPieces, "joined", lambda self, x: x.reshape(-1, self.context * x.shape[1], *x.shape[2:])
         )
 
     def keys_of_one_device(patch):
-        patch.setattr(meshes.RowPieces, "gathered", lambda self, x: jax.numpy.concatenate([x] * self.context, axis=1))
+        patch.setattr(
+            row_pieces.RowPieces, "gathered", lambda self, x: jax.numpy.concatenate([x] * self.context, axis=1)
+        )
 
     for fault in (in_order_of_devices, keys_of_one_device):
         with pytest.MonkeyPatch.context() as patch:

@@ -1,8 +1,8 @@
 """A prompt trained once for its group has the gradient of flat rows, at a fraction of the work.
 
-1. equal: gradients per leaf against flat rows, in float64 and float32. Groups have unequal answers, share rows with other
+1. equal: gradients per leaf against flat rows, in float64 and float32. Groups have unequal rollouts, share rows with other
    groups, and hold conversations that branch. Models have windows, sinks, experts, a critic's or a reference's terms.
-2. work: for prompts of 2,048 and 4,096 tokens with 8 answers of 512, the update of a 1.5B model is compiled for TPU v6e
+2. work: for prompts of 2,048 and 4,096 tokens with 8 rollouts of 512, the update of a 1.5B model is compiled for TPU v6e
    and sm_90. FLOPs and bytes are counted in the compiled text.
 3. seconds: the same gradient of a small model on this machine, in one run, by turns.
 4. planted: faults of the mask, the positions and the packing, each of which must be far outside.
@@ -122,11 +122,11 @@ def _work(record) -> None:
 
 
 def _long_group() -> Group:
-    """A prompt of 4,096 tokens and 8 answers of 512."""
+    """A prompt of 4,096 tokens and 8 rollouts of 512."""
     rng = np.random.default_rng(0)
     prompt = Prompt(id="long", tokens=rng.integers(0, 512, 4096))
-    answers = tuple(made_groups.rollout(prompt, i, rng.integers(0, 512, 512)) for i in range(8))
-    return Group(prompt=prompt, rollouts=answers, rewards=np.arange(8) / 7, scored=np.ones(8, bool))
+    rollouts = tuple(made_groups.rollout(prompt, i, rng.integers(0, 512, 512)) for i in range(8))
+    return Group(prompt=prompt, rollouts=rollouts, rewards=np.arange(8) / 7, scored=np.ones(8, bool))
 
 
 def _seconds(record) -> None:
