@@ -26,10 +26,15 @@ from jaxrl_post.kernels import flash_tpu
 from jaxrl_post.kernels.branches import Branches, sees, visits
 from jaxrl_post.kernels.pallas_tpu import pl, pltpu
 
-NEEDS, serves = flash_tpu.NEEDS, flash_tpu.serves
-LANES = 128
+LANES, LEAST = 128, 256  # lists of smaller blocks would fill scalar memory
+NEEDS = f"bfloat16 or float32, heads of 64, 128, 256 or 512, and stretches of rows of a multiple of {LEAST} tokens"
 UNSEEN = -1e30  # score of a key that a query does not see; beside one that it sees, the weight is 0
 MEMORY = 56 << 20  # of the chip, that a kernel may use
+
+
+def serves(dtype: Any, heads: int, kv_heads: int, head_dim: int, tokens: int) -> bool:
+    """Returns whether the kernels have such shapes. tokens: of a row, or of the stretches of one in parts."""
+    return flash_tpu.serves(dtype, heads, kv_heads, head_dim, tokens) and tokens % LEAST == 0
 
 
 class How(NamedTuple):
@@ -313,13 +318,18 @@ def _by_keys(how: How, q, k, v, branches: Branches, slope, mass, dot) -> list[Ar
     (B, N, T, H), K = q.shape, k.shape[1]
     group, walk = N // K, _Walk(how.own, how.other, k.shape[2] // how.own, T // how.other)
     keys = pl.BlockSpec((None, None, walk.own, H), lambda b, h, j, s, g, *_: (b, h, j, 0))
+
+    def head(b: Any, h: Any, j: Any, s: Any, g: Any, counts: Any) -> Any:
+        """Returns the query head of a visit. Behind the last visit it stays, so that nothing more is read."""
+        return h * group + jnp.where(s < counts[b * walk.blocks + j], g, group - 1)
+
     queries = pl.BlockSpec(
         (None, None, walk.other, H),
-        lambda b, h, j, s, g, numbers, *_: (b, h * group + g, walk.walked(b, j, s, numbers), 0),
+        lambda b, h, j, s, g, numbers, counts, *_: (b, head(b, h, j, s, g, counts), walk.walked(b, j, s, numbers), 0),
     )
     lines = pl.BlockSpec(
         (None, None, 1, walk.other),
-        lambda b, h, j, s, g, numbers, *_: (b, h * group + g, 0, walk.walked(b, j, s, numbers)),
+        lambda b, h, j, s, g, numbers, counts, *_: (b, head(b, h, j, s, g, counts), 0, walk.walked(b, j, s, numbers)),
     )
     column = pl.BlockSpec((None, walk.own, LANES), lambda b, h, j, s, g, *_: (b, j, 0))
     line = pl.BlockSpec((None, 1, walk.other), lambda b, h, j, s, g, numbers, *_: (b, 0, walk.walked(b, j, s, numbers)))

@@ -66,9 +66,10 @@ def of_packed_rows(
     if kernel.serves(jnp.dtype(dtype), heads, kv_heads, head_dim, tokens):
         small = platform == "cuda" and str(device.compute_capability) not in hardware.ROOMY
         return functools.partial(kernel.attention, tiles=flash_gpu.SMALL) if small else kernel.attention, ""
+    what = "stretches" if branches else "rows"
     return None, (
         f"kernels: jnp computes the learner's attention. The {platform} kernel needs {kernel.NEEDS}; here are "
-        f"{jnp.dtype(dtype).name}, heads of {head_dim}, {heads} and {kv_heads} heads a device, and rows of {tokens} tokens"
+        f"{jnp.dtype(dtype).name}, heads of {head_dim}, {heads} and {kv_heads} heads a device, and {what} of {tokens} tokens"
     )
 
 

@@ -45,6 +45,10 @@ PRESETS = (
     Preset(config="gsm8k_qwen3.py:30b-a3b-v5p-64", slice="v5p-64"),
     Preset(config="gsm8k_qwen3.py:30b-a3b-v6e-64", slice="v6e-64"),
     Preset(config="gsm8k_qwen3.py:30b-a3b-2x8xh100", slice="8xh100", count=2),
+    Preset(config="long_qwen3.py", slice="v5p-16"),
+    Preset(config="long_qwen3.py:8b-8xh100", slice="8xh100"),
+    Preset(config="long_qwen3.py:32b-v5p-128", slice="v5p-128"),
+    Preset(config="long_qwen3.py:32b-8x8xh100", slice="8xh100", count=8),
     Preset(config="gsm8k_qwen3_5.py:0.8b-t4", slice="t4"),
     Preset(config="gsm8k_qwen3_5.py:0.8b-l4", slice="l4"),
     Preset(config="gsm8k_qwen3_5.py:0.8b-v5e-1", slice="v5e-1"),
@@ -89,17 +93,18 @@ def _row(preset: Preset) -> tuple[str, ...]:
     model, m = inputs.shape(config), config.mesh
     found = slice_plan.plan(config, model, where)
     seen, prompt = slice_plan.lengths(config), config.engine.max_length - config.sampling.max_tokens
-    parts = roofline.seconds(config, model, where, prompt, seen.told["mean"])
-    step = slice_plan.step_seconds(config, model, where, parts["all"], seen).step_s
+    predicted = roofline.seconds(config, model, where, prompt, seen.told["mean"])["all"]
+    step = slice_plan.step_seconds(config, model, where, predicted, seen).step_s
     replicas = f"{config.replicas} replicas of {m.replica}" if config.replicas > 1 else "1 replica"
-    experts = f" x expert {m.expert}" if m.expert > 1 else ""
+    parts = {"expert": m.expert, "context": m.context}
+    more = "".join(f"{' x' if name == 'expert' else ','} {name} {size}" for name, size in parts.items() if size > 1)
     sleeps = ", the engine sleeps" if config.engine.sleep else ""
     changes = "".join(f" `--config.{one}`" for one in preset.overrides)
     return (
         f"`{where.name}`",
         f"`configs/models/{preset.config}`{changes}",
         Path(config.model.path).name,
-        f"data {m.data} x fsdp {m.fsdp}{experts}, {replicas}",
+        f"data {m.data} x fsdp {m.fsdp}{more}, {replicas}",
         f"{config.scheduler.name}{sleeps}",
         f"{found.most / 2**30:.1f} of {where.chip.memory / 2**30:.1f} GiB",
         f"{step:.0f}",

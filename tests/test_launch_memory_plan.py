@@ -73,15 +73,18 @@ def test_arithmetic_of_shared_prompts():
     many, few = rows(270), rows(100)
     assert many["longest rollouts of a row that share prompts"] == 8 and many["most micro-batches per step"] == 2
     assert few["longest rollouts of a row that share prompts"] == 2  # 9 + 2 x 31, or two rollouts of 40
-    given = config(SIX_BY_FOUR, "batch.shared_prompts=true")
-    assert roofline.packed_tokens(given, 9, 30) == 31 + 8 / 4 and roofline.packed_tokens(config(), 9, 30) == 39
+    for tokens, together in ((200, 4), (100, 2)):  # 8 + 4 x 31 tokens fit, or 8 + 2 x 31
+        given = config(SIX_BY_FOUR, "batch.shared_prompts=true", f"batch.tokens={tokens}")
+        assert roofline.packed_tokens(given, 9, 30) == 31 + 8 / together
+    assert roofline.packed_tokens(config(), 9, 30) == 39
 
 
 def test_predicted_seconds_count_a_shared_prompt_once():
     """Of 4,001 tokens and answers of one token a group of four needs about a quarter of what flat rows do."""
     where, model = chips.read("v5e-8"), PRESETS["qwen2_5_0_5b"]
+    sizes = "scheduler.group_size=4", "batch.tokens=8192"
     flat, shared = (
-        roofline.trained_token(config("scheduler.group_size=4", f"batch.shared_prompts={own}"), model, where, 4001, 1)
+        roofline.trained_token(config(*sizes, f"batch.shared_prompts={own}"), model, where, 4001, 1)
         for own in ("false", "true")
     )
     assert 3.9 < flat / shared < 4

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
+import critic_arms
 import gradient_arms as arms
 import jax
 import made_groups
@@ -107,6 +109,28 @@ def test_parts_by_hand():
 )
 def test_what_does_not_divide_is_refused(given, words):
     refused(words, config.resolve, config.default(), ["model.preset=tiny", *given.split()])
+
+
+def test_a_run_that_lends_devices_refuses_shared_rows():
+    given = ["model.preset=tiny", "scheduler.name=tail_batching", "scheduler.lend=1", "mesh.data=2", "mesh.fsdp=2"]
+    refused("mesh.context divides rows", config.resolve, config.default(), [*given, "mesh.context=2"])
+
+
+def test_a_teacher_with_a_state_is_checked(monkeypatch):
+    teacher = SimpleNamespace(model=RECURRENT)
+    refused("of the teacher; the nearest valid value is False", arms.learner, teacher=teacher, **shared_arms.SHARED)
+
+
+def test_a_critic_over_shared_rows():
+    """Values and the critic's gradient are those of one device."""
+    found = []
+    with arms.precision(np.float64):
+        for how in ({}, LONG | WAYS["four"], LONG | WAYS["four"] | shared_arms.SHARED):
+            one = critic_arms.learner(np.float64, **how)
+            one.prepare(GROUPS)
+            one.accumulate(GROUPS)
+            found.append((jax.device_get(one.gradient()), jax.device_get(one._critic.gradient())))
+    assert all(arms.worst(some, found[0]) <= EXACT for some in found[1:])
 
 
 def test_rows_that_cannot_be_cut_are_refused():

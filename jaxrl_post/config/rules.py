@@ -57,6 +57,8 @@ _ROWS = rows(
         "{!mesh.shards}",
         "mesh.context>1 -> batch.rows multiple_of mesh.shards": "{batch.rows} must be a multiple of "
         "mesh.data*mesh.fsdp*mesh.expert/mesh.context={!mesh.shards}",
+        "batch.tokens multiple_of mesh.stretches": "{batch.tokens} must be a multiple of 2*mesh.context={!mesh.stretches}, the parts "
+        "of a row",
         "mesh.context>1 -> scheduler.lend is 0": "{scheduler.lend} lends devices that take whole rows, and mesh.context divides rows",
         "environment.name!= -> engine.name is rows": "{environment.name} needs an engine that samples its turns, got "
         "{engine.name}",

@@ -146,6 +146,11 @@ class MeshConfig:
         return self.data * self.expert
 
     @property
+    def stretches(self) -> int:
+        """Equal parts of a packed row, of which a device has two where devices share rows."""
+        return 2 * self.context if self.context > 1 else 1
+
+    @property
     def shards(self) -> int:
         """Of a batch: the devices of each have the same rows, or parts of them."""
         return self.copies * self.fsdp // self.context

@@ -10,6 +10,7 @@ from jaxrl_post.models.model_config import Experts, FullAttention, LinearAttenti
 _SIZES = ("vocab_size", "embed", "layers", "heads", "kv_heads", "head_dim", "ffw", "max_length")
 _QWEN2 = dict(rope_theta=1000000.0, norm_eps=1e-6, qkv_bias=True)
 _QWEN3 = dict(rope_theta=1000000.0, norm_eps=1e-6, qk_norm=True)
+_QWEN3_YARN = RopeScaling("yarn", 4.0, original_length=32768)
 
 
 def _shape(*sizes: int, **variant: Any) -> ModelConfig:
@@ -70,6 +71,9 @@ PRESETS: dict[str, ModelConfig] = {
     "qwen2_5_7b": _shape(152064, 3584, 28, 28, 4, 128, 18944, 32768, **_QWEN2),
     "qwen3_8b": _shape(151936, 4096, 36, 32, 8, 128, 12288, 40960, **_QWEN3),
     "qwen3_32b": _shape(151936, 5120, 64, 64, 8, 128, 25600, 40960, **_QWEN3),
+    # The same to 131,072 positions, as their model cards say: rope_scaling of config.json, and "-128K" behind the folder's name.
+    "qwen3_8b_128k": _shape(151936, 4096, 36, 32, 8, 128, 12288, 131072, rope_scaling=_QWEN3_YARN, **_QWEN3),
+    "qwen3_32b_128k": _shape(151936, 5120, 64, 64, 8, 128, 25600, 131072, rope_scaling=_QWEN3_YARN, **_QWEN3),
     "qwen3_30b_a3b": _shape(151936, 2048, 48, 32, 4, 128, 6144, 40960, experts=Experts(128, 8, 768), **_QWEN3),
     # Sizes of Qwen3.5 and Gemma 4: text_config of each checkpoint's config.json, and the converter of transformers 5.24.
     "qwen3_5_0_8b": _qwen3_5(

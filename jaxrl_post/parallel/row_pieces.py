@@ -55,6 +55,12 @@ class RowPieces:
         """Returns the stretches of a row in the order of the devices that have them."""
         return np.array([half for one in range(self.context) for half in (one, 2 * self.context - 1 - one)])
 
+    def of_neighbours(self, x: jax.Array) -> jax.Array:
+        """Returns [B * context, T, ...]: for each piece the whole row of `gathered`. Heads, the third axis if there are any, may lie
+        over tensor."""
+        spec = (meshes.heads_sharding if x.ndim > 2 else meshes.batch_sharding)(self.mesh).spec
+        return jax.shard_map(self.gathered, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False)(x)
+
     # ---- inside a function that every device runs by itself
 
     @property

@@ -50,6 +50,10 @@ def packed(
         its own pieces, and gathers keys and values of whole rows.
     """
     B, T = jax.tree.leaves(texts)[0].shape
+    # A function of its own: what a layer computes again in the backward pass is gathered once for both kernels.
+    gathered = row_pieces.RowPieces(sharding.mesh, context).of_neighbours if context > 1 else lambda x: x
+    if context > 1:
+        texts = jax.tree.map(gathered, texts)._replace(own=texts.keys)
 
     def attend(
         layer: int | Int[Array, ""],
@@ -68,29 +72,15 @@ def packed(
             return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
 
         how = dict(scale=scale, window=window, soft_cap=soft_cap)
-        given = (rows(q), rows(k), rows(v), texts, *(() if sinks is None else (sinks,)))
+        given = (rows(q), gathered(rows(k)), gathered(rows(v)), texts, *(() if sinks is None else (sinks,)))
         if form is None and context == 1:
             out = named(blocks(*given, **how), ATTENDED)
         else:
-            run = functools.partial(form or blocks, **how)
-            run = run if context == 1 else _of_whole_rows(run, sharding.mesh, context)
-            out = meshes.by_rows_and_heads(sharding, run)(*given)
+            out = meshes.by_rows_and_heads(sharding, functools.partial(form or blocks, **how))(*given)
             out = out if form else named(out, ATTENDED)
         return out.reshape(B * T, *out.shape[2:]), cache
 
     return attend
-
-
-def _of_whole_rows(run: Callable, mesh: jax.sharding.Mesh, context: int) -> Callable:
-    """Returns `run` such that a device's queries meet the keys of the whole rows of which it has pieces."""
-
-    gathered = row_pieces.RowPieces(mesh, context).gathered
-
-    def whole(q: Array, k: Array, v: Array, texts: Branches, *sinks: Array) -> Array:
-        keys = jax.tree.map(gathered, texts)._replace(own=texts.keys)
-        return run(q, gathered(k), gathered(v), keys, *sinks)
-
-    return whole
 
 
 def blocks(

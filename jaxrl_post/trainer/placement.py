@@ -43,7 +43,6 @@ def check(
     Raises:
       ValueError: one sentence with the nearest valid value.
     """
-    tensor = every[0].shape["tensor"]
     for mesh in every:
         meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "learner")
         ways = meshes.shards(mesh) // context
@@ -58,19 +57,7 @@ def check(
             f"batch.tokens={batch.tokens} must be a multiple of 2*mesh.context={2 * context}, the parts of a row; the nearest "
             f"valid value is {-(-batch.tokens // (2 * context)) * 2 * context}"
         )
-    if batch.shared_prompts and model.linear is not None:
-        raise ValueError(
-            f"batch.shared_prompts={batch.shared_prompts} needs layers that read earlier tokens by attention, and layer "
-            f"{model.linear.layers[0]} hands on a recurrent state; the nearest valid value is False"
-        )
-    heads = math.gcd(
-        *(mesh.shape["fsdp"] for mesh in every), *([model.linear.key_heads // tensor] if model.linear else [])
-    )
-    if model.linear is not None and heads % context:
-        raise ValueError(
-            f"mesh.context={context} must divide mesh.fsdp and the model's {model.linear.key_heads} key heads of recurrent layers "
-            f"over mesh.tensor={tensor}; the nearest valid value is {_nearest_divisor(heads, context)}"
-        )
+    check_states(model, every, batch, context)
     if algorithm.needs_reference and reference is None:
         raise ValueError(
             f"algorithm.kl_loss_coef={algorithm.kl_loss_coef} with algorithm.use_kl_in_reward="
@@ -81,6 +68,30 @@ def check(
         raise ValueError(
             f"algorithm.adv_estimator={algorithm.adv_estimator!r} with algorithm.opd_kl_coef={algorithm.opd_kl_coef} needs a "
             "teacher and none was given; the nearest valid values are 'grpo' and 0"
+        )
+
+
+def check_states(
+    model: decoder.ModelConfig, every: Sequence[Mesh], batch: config.BatchConfig, context: int, whose: str = "the model"
+) -> None:
+    """Refuses recurrent layers whose rows share prompts, and whose heads devices that share rows cannot divide.
+
+    Raises:
+      ValueError: one sentence with the nearest valid value.
+    """
+    if model.linear is None:
+        return
+    if batch.shared_prompts:
+        raise ValueError(
+            f"batch.shared_prompts={batch.shared_prompts} needs layers that read earlier tokens by attention, and layer "
+            f"{model.linear.layers[0]} hands on a recurrent state, of {whose}; the nearest valid value is False"
+        )
+    tensor = every[0].shape["tensor"]
+    heads = math.gcd(*(mesh.shape["fsdp"] for mesh in every), model.linear.key_heads // tensor)
+    if heads % context:
+        raise ValueError(
+            f"mesh.context={context} must divide mesh.fsdp and the {model.linear.key_heads} key heads of recurrent layers over "
+            f"mesh.tensor={tensor}, of {whose}; the nearest valid value is {_nearest_divisor(heads, context)}"
         )
 
 

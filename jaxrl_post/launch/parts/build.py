@@ -172,8 +172,7 @@ def training_attention(
     A kernel serves every layer or none. branches: texts share what they begin with.
     """
     tensor, first = devices.learner.shape["tensor"], devices.learner.devices.flat[0]
-    parts = 2 * config.mesh.context if config.mesh.context > 1 else 1  # of a row, each in one stretch
-    fixed = dict(heads=model.heads // tensor, tokens=config.batch.tokens // parts, branches=branches)
+    fixed = dict(heads=model.heads // tensor, tokens=config.batch.tokens // config.mesh.stretches, branches=branches)
     found = [
         choice.of_packed_rows(first, config.model.compute_dtype, kv_heads=K // tensor, head_dim=H, **fixed)
         for K, H in cache_kinds.shapes(model.kept)

@@ -39,12 +39,14 @@ def kept(config: Config, model: decoder.ModelConfig, shards: int) -> dict[str, i
     products = attended + cache_kinds.held(m.kept, ways) + mixed // ways
     added = m.layer_embeds + m.embed if m.layer_embeds else 0
     projected = products + m.layers * (2 * m.widest // ways + m.embed + added)
+    # Without remat the keys and values that other devices have are kept too.
+    others = (config.mesh.context - 1) * cache_kinds.held(m.kept, ways)
     values = {
         "full": m.layers * stream,
         "attention": m.layers * stream + attended,
         "projections": m.layers * stream + attended + projected,
         "offload": min(m.layers, 2) * stream,
-        OFF: m.layers * _one_layer(config, model),
+        OFF: m.layers * _one_layer(config, model) + others,
     }
     return {name: count * tokens * SIZES[config.model.compute_dtype] for name, count in values.items()}
 
@@ -164,7 +166,8 @@ def _attention(config: Config, model: decoder.ModelConfig, shards: int, platform
         gathered = 2 * rows * tokens * max(2 * K * H for K, H in shapes) // ways * SIZES[config.model.compute_dtype]
     part = own // 2 if context > 1 else own
     if flash and kernel and all(kernel.serves(dtype, model.heads // ways, K // ways, H, part) for K, H in shapes):
-        return heads * own * SUMS[platform] + gathered
+        # The kernel of TPUs walks them head by head, which is a copy.
+        return heads * own * SUMS[platform] + (2 if platform == "tpu" else 1) * gathered
     if own > attention.WRITTEN_OUT:
         return heads * attention.LOOPED * tokens * PAIR[platform] + gathered
     size = max(attention.BLOCK, -(-own // attention.BLOCKS))

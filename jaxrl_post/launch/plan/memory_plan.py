@@ -136,8 +136,10 @@ def _sharing(config: Config, prompt: int) -> int:
     if not config.batch.shared_prompts:
         return 0
     size, answer, tokens = config.scheduler.group_size, 1 + config.sampling.max_tokens, config.batch.tokens
-    groups = tokens // (prompt - 1 + size * answer)
-    return size * groups if groups else (tokens - (prompt - 1)) // answer
+    groups, room = tokens // (prompt - 1 + size * answer), (tokens - (prompt - 1)) // answer
+    if groups or room < 1:
+        return size * groups
+    return size // -(-size // room)  # rows of a group are as full as its last one, which no other group joins
 
 
 def _record(config: Config, words: int) -> int:

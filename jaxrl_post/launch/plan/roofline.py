@@ -103,7 +103,12 @@ def packed_tokens(config: Config, prompt: float, answer: float) -> float:
     """Returns the tokens of packed rows that a rollout takes. A group that shares its prompt has it once (shared_prompts.py)."""
     if not config.batch.shared_prompts:
         return prompt + answer
-    return 1 + answer + max(prompt - 1, 0) / config.scheduler.group_size
+    return 1 + answer + max(prompt - 1, 0) / _together(config, prompt, answer)
+
+
+def _together(config: Config, prompt: float, answer: float) -> float:
+    """Returns how many rollouts of a group share a prompt in a row."""
+    return min(config.scheduler.group_size, max((config.batch.tokens - prompt + 1) // (1 + answer), 1))
 
 
 def _gradient(config: Config, model: decoder.ModelConfig, where: Slice, prompt: float, answer: float) -> float:
@@ -113,7 +118,7 @@ def _gradient(config: Config, model: decoder.ModelConfig, where: Slice, prompt: 
     passes, flops = 2 if config.lora.rank else 3, _forward(model, prompt + answer)
     if config.batch.shared_prompts:
         once = _forward(model, prompt)
-        flops = _forward(model, prompt + answer + 1) - once + once / config.scheduler.group_size
+        flops = _forward(model, prompt + answer + 1) - once + once / _together(config, prompt, answer)
     return passes * flops / (config.mesh.learner * where.chip.flops * TRAIN)
 
 

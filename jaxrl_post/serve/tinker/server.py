@@ -47,6 +47,15 @@ class Server:
         say: Callable[[str], object],
         **how: Any,
     ):
+        for option, given, without in (
+            ("mesh.context", config.mesh.context, 1),
+            ("batch.shared_prompts", config.batch.shared_prompts, False),
+        ):
+            if given != without:
+                raise ValueError(
+                    f"{option}={given}: the texts of a client lie in rows of their own, each on one device; the nearest valid "
+                    f"value is {without}"
+                )
         policy, snapshots = Policy(config, files), Snapshots(folder)
         engine = policy.engine()
         trainer = _trainer(config, files, policy, engine.device.params, name)
@@ -79,11 +88,8 @@ class Server:
 
 def _trainer(config: Config, files: inputs.PolicyFiles, policy: Policy, params: Any, name: str) -> Trainer:
     """Returns the trainer, whose base is the engine's own weights where dtype and layout agree. `params`: these."""
-    batch, mesh = (
-        dataclasses.replace(config.batch, tokens=config.engine.max_length),
-        dataclasses.replace(config.mesh, context=1),
-    )
-    config, devices = dataclasses.replace(config, batch=batch, mesh=mesh), build.device_plan(config)
+    batch = dataclasses.replace(config.batch, tokens=config.engine.max_length)
+    config, devices = dataclasses.replace(config, batch=batch), build.device_plan(config)
     recipe = programs.recipe(
         files.model,
         config.algorithm,
