@@ -267,7 +267,16 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(here, capsys):
     resolved = json.loads(said[start:end])
     assert (
         resolved["mesh"]
-        == {"data": 1, "fsdp": 16, "expert": 1, "tensor": 1, "engine": 0, "engine_tensor": 0, "engine_expert": 0}
+        == {
+            "data": 1,
+            "fsdp": 16,
+            "expert": 1,
+            "tensor": 1,
+            "engine": 0,
+            "engine_tensor": 0,
+            "engine_expert": 0,
+            "context": 1,
+        }
         and resolved["steps"] == 45
     )
     assert said[end:].strip() == short[short.index("Batch\n") :].strip()

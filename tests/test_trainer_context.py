@@ -43,20 +43,20 @@ def expected():
 
 
 @pytest.mark.parametrize(
-    "way", ["two_of_eight", *(pytest.param(n, marks=pytest.mark.extended) for n in WAYS if n != "two_of_eight")]
+    "way", ["two_of_eight", *(pytest.param(n, marks=pytest.mark.shown("context")) for n in WAYS if n != "two_of_eight")]
 )
 def test_the_gradient_of_one_device(expected, way):
     assert arms.worst(arms.gradient(GROUPS, np.float64, **MODE, **(LONG | WAYS[way])), expected) <= EXACT
 
 
-@pytest.mark.parametrize("form", ["gpu", pytest.param("tpu", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("form", ["gpu", pytest.param("tpu", marks=pytest.mark.shown("context"))])
 def test_by_kernels(expected, form):
     dtype, bound, own = {"gpu": (np.float64, EXACT, GPU), "tpu": (np.float32, SINGLE, TPU)}[form]
     found = arms.gradient(GROUPS, dtype, **MODE, **LONG, **WAYS["four"], attention=own)
     assert arms.worst(found, expected) <= bound
 
 
-@pytest.mark.extended
+@pytest.mark.shown("context")
 @pytest.mark.parametrize("shared", [{}, shared_arms.SHARED], ids=["flat", "shared"])
 @pytest.mark.parametrize("name", ["windows", "sinks", "experts"])
 def test_models_of_other_kinds(name, shared):
@@ -70,7 +70,7 @@ def test_models_of_other_kinds(name, shared):
 RECURRENT = dataclasses.replace(made_groups.MODEL, linear=LinearAttention(4, 8, 4, 4, 4, (0,)))
 
 
-@pytest.mark.parametrize("way", ["two_of_eight", pytest.param("four", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("way", ["two_of_eight", pytest.param("four", marks=pytest.mark.shown("context"))])
 def test_layers_with_a_state(way):
     one = arms.gradient(GROUPS, np.float64, **MODE, model=RECURRENT)
     found = arms.gradient(GROUPS, np.float64, **MODE, **(LONG | WAYS[way]), model=RECURRENT)
