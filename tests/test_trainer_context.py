@@ -118,7 +118,12 @@ def test_a_run_that_lends_devices_refuses_shared_rows():
 
 def test_a_teacher_with_a_state_is_checked(monkeypatch):
     teacher = SimpleNamespace(model=RECURRENT)
-    refused("of the teacher; the nearest valid value is False", arms.learner, teacher=teacher, **shared_arms.SHARED)
+    refused(
+        "layer 0 of the teacher hands on a recurrent state; the nearest valid value is False",
+        arms.learner,
+        teacher=teacher,
+        **shared_arms.SHARED,
+    )
 
 
 def test_a_critic_over_shared_rows():

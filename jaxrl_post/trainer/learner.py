@@ -112,7 +112,7 @@ class Learner:
         meshes_of_run = (mesh, lent) if lent else (mesh,)
         placement.check(model, meshes_of_run, algorithm, batch, settings.context, reference, teacher)
         if teacher is not None:
-            placement.check_states(teacher.model, meshes_of_run, batch, settings.context, "the teacher")
+            placement.check_states(teacher.model, meshes_of_run, batch, settings.context, " of the teacher")
         self._mesh, self._algorithm, self._batch, self._max_tokens = mesh, algorithm, batch, settings.max_tokens
         recipe = programs.recipe(
             model,

@@ -72,9 +72,11 @@ def check(
 
 
 def check_states(
-    model: decoder.ModelConfig, every: Sequence[Mesh], batch: config.BatchConfig, context: int, whose: str = "the model"
+    model: decoder.ModelConfig, every: Sequence[Mesh], batch: config.BatchConfig, context: int, whose: str = ""
 ) -> None:
     """Refuses recurrent layers whose rows share prompts, and whose heads devices that share rows cannot divide.
+
+    whose: words behind a layer, for a model that is not the policy.
 
     Raises:
       ValueError: one sentence with the nearest valid value.
@@ -84,14 +86,14 @@ def check_states(
     if batch.shared_prompts:
         raise ValueError(
             f"batch.shared_prompts={batch.shared_prompts} needs layers that read earlier tokens by attention, and layer "
-            f"{model.linear.layers[0]} hands on a recurrent state, of {whose}; the nearest valid value is False"
+            f"{model.linear.layers[0]}{whose} hands on a recurrent state; the nearest valid value is False"
         )
     tensor = every[0].shape["tensor"]
     heads = math.gcd(*(mesh.shape["fsdp"] for mesh in every), model.linear.key_heads // tensor)
     if heads % context:
         raise ValueError(
-            f"mesh.context={context} must divide mesh.fsdp and the {model.linear.key_heads} key heads of recurrent layers over "
-            f"mesh.tensor={tensor}, of {whose}; the nearest valid value is {_nearest_divisor(heads, context)}"
+            f"mesh.context={context} must divide mesh.fsdp and the {model.linear.key_heads} key heads of recurrent layers{whose} "
+            f"over mesh.tensor={tensor}; the nearest valid value is {_nearest_divisor(heads, context)}"
         )
 
 

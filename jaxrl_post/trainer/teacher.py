@@ -54,8 +54,12 @@ class Teacher:
           ValueError: the mesh does not divide the model.
         """
         meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "learner")
-        self.model, self._attention = model, attention
+        self._model, self._attention = model, attention
         self._weights = frozen(params, placement.of_policy(model, mesh)[0])
+
+    @property
+    def model(self) -> decoder.ModelConfig:
+        return self._model
 
     def joined(self, recipe: programs.Recipe) -> tuple[programs.Recipe, tuple]:
         """Returns the policy's recipe with the teacher's in it, and its weights, where the loss compares whole laws."""
@@ -79,4 +83,4 @@ class Teacher:
         return lambda batch: compiled[_SCORE](self._weights, batch)
 
     def _own(self, recipe: programs.Recipe) -> programs.Recipe:
-        return dataclasses.replace(recipe, model=self.model, attention=self._attention)
+        return dataclasses.replace(recipe, model=self._model, attention=self._attention)
