@@ -9,8 +9,9 @@ Python of the compile tier. All rows are one text, the dearest case. Of a device
 - FLOPs over useful ones: 6 a weight and token, and causal attention (test_train.useful).
 - attention: bytes that its kernels move (scripts/kernel_costs.py), over those of kernels that read each key once for every
   block of queries that sees it.
-- links: bytes of collectives, over their floor: matrices gathered twice in bfloat16, their gradients scattered once, keys and
-  values gathered twice and their gradients scattered once, and the head's activations.
+- links: bytes of collectives, counted by their results, over their floor. It is matrices gathered twice in bfloat16 and their
+  gradients summed once, the same of keys and values, and the head's activations. A sum counts whole: XLA:TPU writes one
+  whose parts stay apart as a whole sum and a slice.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def link_floor(config, model) -> float:
     keys = rows * tokens * entries * 2
     own = rows * tokens // m.context
     head = 2 * own * m.fsdp * model.embed * 2  # gathered, forward and backward
-    return 2 * matrices + matrices / m.fsdp + 2 * keys + keys / m.context + head + own * model.embed * 4
+    return 3 * (matrices + keys) + head + own * model.embed * 4
 
 
 if __name__ == "__main__":

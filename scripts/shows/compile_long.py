@@ -1,4 +1,4 @@
-"""Train steps with rows of 65,536 and 131,072 tokens compile for TPU v5p and sm_90, within memory and near their floors.
+"""Train steps with rows of 65,536 and 131,072 tokens compile for TPU v5p and sm_90, within memory and near the links' floor.
 
 Qwen3-8B at 65,536 tokens and Qwen3-32B at 131,072, at full depth, as configs/models/long_qwen3.py sets them. Devices along fsdp
 share rows. scripts/compile_tier/long_rows.py says how everything is counted.
