@@ -5,7 +5,7 @@ gathers keys and values of whole ones. So a row may be twice as long as what one
 of a pair has both ends of a row, the second its middle.
 Hardware: 4 devices. On a CPU, XLA_FLAGS=--xla_force_host_platform_device_count=4 makes them.
 Command: python -m jaxrl_post.main --config=configs/demo/context.py
-Expected: the demo's learning curve, apart from rounding. show.py context compares gradients and kills such runs.
+Expected: not measured yet. show.py context compares gradients and kills such runs.
 """
 
 from pathlib import Path

@@ -50,7 +50,7 @@ def packed(
         its own pieces, and gathers keys and values of whole rows.
     """
     B, T = jax.tree.leaves(texts)[0].shape
-    # A function of its own: what a layer computes again in the backward pass is gathered once for both kernels.
+    # What texts say is gathered here, once for all layers; keys and values in each of them.
     gathered = row_pieces.RowPieces(sharding.mesh, context).of_neighbours if context > 1 else lambda x: x
     if context > 1:
         texts = jax.tree.map(gathered, texts)._replace(own=texts.keys)

@@ -293,14 +293,15 @@ LAYERS = {  # query heads, key heads, head size, window
 }
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("target", ["v6e", "v5p", "sm_90"])
-def test_training_of_wide_heads(target, layer, table):
-    """Forward and backward of one row, by kernels. Beside sums, a layout for the kernel and one for its results may exist."""
-    chip, tokens, (heads, kv_heads, width, window) = TARGETS[target], 4096, LAYERS[layer]
+def compiled_training(target: str, layer: tuple, tokens: int, texts: Callable, **form_of: bool) -> tuple[Any, float]:
+    """Returns forward and backward of one row by the target's kernels, compiled, and its seconds. A GPU may spill no register.
+
+    layer: as in LAYERS. texts: what the kernels get of the row, made of its segment ids.
+    """
+    chip, (heads, kv_heads, width, window) = TARGETS[target], layer
     mesh = chip.mesh(chip.one)
     sizes = dict(heads=heads, kv_heads=kv_heads, head_dim=width, tokens=tokens)
-    form, line = choice.of_packed_rows(mesh.devices.flat[0], jnp.bfloat16, **sizes)
+    form, line = choice.of_packed_rows(mesh.devices.flat[0], jnp.bfloat16, **sizes, **form_of)
     assert form is not None, line
     q, k, ids = (
         jax.ShapeDtypeStruct((1, tokens, *rest), dtype, sharding=meshes.replicated(mesh))
@@ -309,15 +310,20 @@ def test_training_of_wide_heads(target, layer, table):
     run = both(functools.partial(form, scale=1.0, window=window, soft_cap=None))
     start, options = time.monotonic(), {SPILLING: True} if chip.platform == "cuda" else {}
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        compiled = jax.jit(run).lower(q, k, k, q, ids).compile(options)
+        compiled = jax.jit(run).lower(q, k, k, q, texts(ids)).compile(options)
+    return compiled, round(time.monotonic() - start, 2)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("target", ["v6e", "v5p", "sm_90"])
+def test_training_of_wide_heads(target, layer, table):
+    """Forward and backward of one row, by kernels. Beside sums, a layout for the kernel and one for its results may exist."""
+    chip, tokens, (heads, kv_heads, width, _) = TARGETS[target], 4096, LAYERS[layer]
+    compiled, seconds = compiled_training(target, LAYERS[layer], tokens, lambda ids: ids)
     used, names = memory(compiled), BACKWARD[chip.platform]
     bound = 2 * 2 * tokens * width * (4 * heads + 4 * kv_heads) + 2 * 4 * 128 * heads * tokens
     table(
-        f"training attention, {layer}",
-        target,
-        seconds=round(time.monotonic() - start, 2),
-        temp_mib=used["temp"] / MIB,
-        temp_bound_mib=bound / MIB,
+        f"training attention, {layer}", target, seconds=seconds, temp_mib=used["temp"] / MIB, temp_bound_mib=bound / MIB
     )
     assert all(name in compiled.as_text() for name in names)
     assert used["temp"] <= bound
@@ -336,19 +342,9 @@ BRANCHES = {  # of texts that share prompts: query heads, key heads, head size, 
 @pytest.mark.parametrize("target", TARGETS)
 def test_texts_that_share_prompts(target, layer, table):
     """Forward and backward of one row. The compiler fails on a GPU where a register is spilled."""
-    chip, tokens, (heads, kv_heads, width, window) = TARGETS[target], 8192, BRANCHES[layer]
-    mesh = chip.mesh(chip.one)
-    sizes = dict(heads=heads, kv_heads=kv_heads, head_dim=width, tokens=tokens, branches=True)
-    form, line = choice.of_packed_rows(mesh.devices.flat[0], jnp.bfloat16, **sizes)
-    assert form is not None, line
-    q, k, ids = (
-        jax.ShapeDtypeStruct((1, tokens, *rest), dtype, sharding=meshes.replicated(mesh))
-        for rest, dtype in (((heads, width), jnp.bfloat16), ((kv_heads, width), jnp.bfloat16), ((), jnp.int32))
-    )
-    run = both(functools.partial(form, scale=1.0, window=window, soft_cap=None))
-    start, options = time.monotonic(), {SPILLING: True} if chip.platform == "cuda" else {}
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        compiled = jax.jit(run).lower(q, k, k, q, jax.eval_shape(of_rows, ids, ids)).compile(options)
+    chip, tokens, (heads, kv_heads, width, _) = TARGETS[target], 8192, BRANCHES[layer]
+    texts = functools.partial(jax.eval_shape, lambda ids: of_rows(ids, ids))
+    compiled, seconds = compiled_training(target, BRANCHES[layer], tokens, texts, branches=True)
     used, kernels = memory(compiled), {"tpu": "branches", "cuda": "flash"}[chip.platform]
     # A layout for the kernels, one for their results, and a column of numbers of each token.
     bound = (
@@ -357,7 +353,7 @@ def test_texts_that_share_prompts(target, layer, table):
     table(
         f"attention of shared prompts, {layer}",
         target,
-        seconds=round(time.monotonic() - start, 2),
+        seconds=seconds,
         temp_mib=used["temp"] / MIB,
         temp_bound_mib=bound / MIB,
     )

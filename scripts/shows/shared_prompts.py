@@ -1,7 +1,7 @@
 """A prompt trained once for its group has the gradient of flat rows, at a fraction of the work.
 
 1. equal: gradients per leaf against flat rows, in float64 and float32. Groups have unequal rollouts, share rows with other
-   groups, and hold conversations that branch. Models have windows, sinks, experts, a critic's or a reference's terms.
+   groups, and hold conversations that branch. Models have windows, sinks and experts. Losses have the terms of TERMS.
 2. work: for prompts of 2,048 and 4,096 tokens with 8 rollouts of 512, the update of a 1.5B model is compiled for TPU v6e
    and sm_90. FLOPs and bytes are counted in the compiled text.
 3. seconds: the same gradient of a small model on this machine, in one run, by turns.
