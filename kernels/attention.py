@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_post.kernels import attention_gpu, attention_tpu, hardware
+from jaxrl_post.kernels.eight_bits import AUTO, FORMATS, codes, format_of
 from jaxrl_post.kernels.sinks import joined
 
 BIG_NEGATIVE = -1e30
@@ -37,9 +38,16 @@ class Cache(NamedTuple):
     """Keys and values of one layer, [pages, page, 2K, H]: key of head 0, value of head 0, key of head 1, ...
 
     Heads of 64 are in pairs, [pages, page, K, 128]: a key and its value share a row, because a TPU's rows have 128
-    numbers. In memory without tiles the order is the same."""
+    numbers. In memory without tiles the order is the same. Keys and values may be codes of 8 bits. Then `scales`
+    f32[pages, 2K, page] has the number by which each is multiplied, in the same order."""
 
     pages: Array
+    scales: Array | None = None
+
+
+def divided(by_axis: Callable[[int], Any], kv: str = AUTO) -> Cache:
+    """Returns how the arrays of a cache are divided. by_axis: from the axis of an array's heads. kv: as in `empty`."""
+    return Cache(by_axis(2), None if kv == AUTO else by_axis(1))
 
 
 class Rows(NamedTuple):
@@ -53,26 +61,50 @@ class Rows(NamedTuple):
     table: Int[Array, "S blocks"]
 
 
-def empty(pages: int, page: int, kv_heads: int, head_dim: int, dtype) -> Cache:
-    """Returns a zeroed cache of one layer."""
+def empty(pages: int, page: int, kv_heads: int, head_dim: int, dtype, kv: str = AUTO) -> Cache:
+    """Returns a zeroed cache of one layer. kv: the format of keys and values, where it is not the dtype."""
     shared = 2 if head_dim == 64 else 1
-    return Cache(jnp.zeros((pages, page, 2 * kv_heads // shared, shared * head_dim), dtype))
+    shape = pages, page, 2 * kv_heads // shared, shared * head_dim
+    if kv == AUTO:
+        return Cache(jnp.zeros(shape, dtype))
+    return Cache(jnp.zeros(shape, FORMATS[kv].dtype), jnp.zeros((pages, 2 * kv_heads, page), jnp.float32))
 
 
 def write(cache: Cache, k: Float[Array, "R K H"], v: Float[Array, "R K H"], rows: Rows) -> Cache:
     """Returns the cache with each real row's key and value at its position. Other rows are dropped."""
     pages, page = cache.pages.shape[:2]
     where = jnp.where(rows.real, rows.table[rows.slot, rows.position // page], pages)
-    both = jnp.stack([k, v], axis=2).reshape(-1, *cache.pages.shape[2:]).astype(cache.pages.dtype)
-    return Cache(cache.pages.at[where, rows.position % page].set(both, mode="drop"))
+    both, scales, at = jnp.stack([k, v], axis=2), cache.scales, rows.position % page
+    if scales is not None:
+        both, scale = codes(both, -1, format_of(cache.pages.dtype))
+        scale = scale.astype(jnp.float32).reshape(len(where), -1)
+        # Head by head: with all heads of a position at once XLA:TPU turns the axes of all scales, and turns them back.
+        heads = jnp.arange(scale.shape[1])
+        scales = scales.at[where[:, None], heads, at[:, None]].set(scale, mode="drop")
+    both = both.reshape(-1, *cache.pages.shape[2:]).astype(cache.pages.dtype)
+    return Cache(cache.pages.at[where, at].set(both, mode="drop"), scales)
 
 
 def copy(cache: Cache, source: Int[Array, " I"], target: Int[Array, " I"]) -> Cache:
     """Returns the cache with whole pages copied; a target >= pages is dropped.
 
     Copies position by position, as `write` does, because for whole pages XLA:TPU changes the cache's memory layout."""
-    offset = jnp.arange(cache.pages.shape[1])
-    return Cache(cache.pages.at[target[:, None], offset].set(cache.pages[source], mode="drop"))
+    offset, scales = jnp.arange(cache.pages.shape[1]), cache.scales
+    if scales is not None:
+        scales = scales.at[target].set(scales[source], mode="drop")
+    return Cache(cache.pages.at[target[:, None], offset].set(cache.pages[source], mode="drop"), scales)
+
+
+def entries(cache: Cache, ids: Int[Array, "*some turn"], kv_heads: int, dtype: Any) -> tuple[Array, Array | None]:
+    """Returns keys and values of whole pages, [*some, positions, K, 2, H], in the dtype.
+
+    And of codes the scales, f32[*some, K, 2, positions]."""
+    held = cache.pages[ids]
+    held = held.reshape(*ids.shape[:-1], ids.shape[-1] * cache.pages.shape[1], kv_heads, 2, -1).astype(dtype)
+    if cache.scales is None:
+        return held, None
+    scales = jnp.moveaxis(cache.scales[ids], -3, -2)
+    return held, scales.reshape(*ids.shape[:-1], kv_heads, 2, -1)
 
 
 def kv_heads(q: Float[Array, "R N H"], cache: Cache) -> int:
@@ -128,7 +160,11 @@ def one_by_one(kernel: Callable) -> Callable:
     """Returns `kernel` over (q, cache, rows, sinks), which under vmap runs once for each element.
 
     A grid with one more axis would be another kernel."""
-    run = jax.custom_batching.custom_vmap(lambda q, cache, rows, *sinks: kernel(q, cache.pages, rows, *sinks))
+
+    def alone(q: Array, cache: Cache, rows: Rows, *sinks: Array) -> Array:
+        return kernel(q, cache.pages, rows, *sinks, **({} if cache.scales is None else {"scales": cache.scales}))
+
+    run = jax.custom_batching.custom_vmap(alone)
 
     @run.def_vmap
     def mapped(size, batched, *arguments):
@@ -165,7 +201,7 @@ def reference(
     def walk(number, carry):
         peak, mass, out = carry
         ids = jnp.minimum(jax.lax.dynamic_slice_in_dim(table, number * turn, turn, axis=1)[rows.slot], pages - 1)
-        both = cache.pages[ids].reshape(R, size, K, 2, H).astype(q.dtype)
+        both, scales = entries(cache, ids, K, q.dtype)
         at = number * size + jnp.arange(size)
         seen = at[None, :] < live[:, None]
         if window is not None:
@@ -173,13 +209,16 @@ def reference(
         # A stale value may be infinite, and 0 * inf is not 0.
         values = jnp.where(seen[:, :, None, None], both[:, :, :, 1], 0)
         scores = jnp.einsum("rkgh,rpkh->rkgp", heads, both[:, :, :, 0], preferred_element_type=jnp.float32)
+        if scales is not None:
+            scores = scores * scales[:, :, None, 0]
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
         seen = seen[:, None, None, :]
         high = jnp.maximum(peak, jnp.max(jnp.where(seen, scores, BIG_NEGATIVE), axis=-1))
         shrink = jnp.exp(peak - high)
         weight = jnp.where(seen, jnp.exp(scores - high[..., None]), 0.0)
-        mixed = jnp.einsum("rkgp,rpkh->rkgh", weight.astype(q.dtype), values, preferred_element_type=jnp.float32)
+        scaled = weight if scales is None else jnp.where(seen, weight * scales[:, :, None, 1], 0.0)
+        mixed = jnp.einsum("rkgp,rpkh->rkgh", scaled.astype(q.dtype), values, preferred_element_type=jnp.float32)
         return high, mass * shrink + jnp.sum(weight, axis=-1), out * shrink[..., None] + mixed
 
     shape = (R, K, N // K)

@@ -25,9 +25,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
-from jaxrl_post.kernels import row_tiles
+from jaxrl_post.kernels import coded_gpu, row_tiles
 from jaxrl_post.kernels.pallas_gpu import pl, plgpu
 from jaxrl_post.kernels.sinks import joined
 
@@ -42,7 +42,8 @@ STATS = 32  # columns that hold a row's peak and mass: 128 bytes, so that rows s
 STRETCH = 1024  # fewest positions of one block of the grid
 STRETCHES = 8  # most blocks that share a row's positions
 NEEDS = (
-    "bfloat16 or float16, heads of 64, 128, 256 or 512, at most 64 query heads for a key head, and pages of 16 to 128"
+    "bfloat16 or float16, heads of 64, 128, 256 or 512, at most 64 query heads for a key head, and pages of 16 to 128; "
+    f"{coded_gpu.NEEDS}"
 )
 MANY = 1 << 20  # more than the steps of any block: with one place, step // MANY is 0 in a way that no compiler sees
 LOG2E = 1.4426950408889634
@@ -50,6 +51,8 @@ BIG_NEGATIVE = -1e30
 
 
 def serves(dtype: Any, cached: Any, heads: int, kv_heads: int, head_dim: int, page: int) -> bool:
+    if cached in coded_gpu.CODES:
+        return coded_gpu.serves(dtype, cached, head_dim, page) and heads // kv_heads <= TILE
     return (
         dtype == cached
         and jnp.dtype(dtype).itemsize == 2
@@ -61,18 +64,19 @@ def serves(dtype: Any, cached: Any, heads: int, kv_heads: int, head_dim: int, pa
 
 def attention(
     q: Float[Array, "R N H"],
-    pages: Float[Array, "pages page C L"],
+    pages: Shaped[Array, "pages page C L"],
     rows: Any,
     sinks: Float[Array, " N"] | None = None,
     *,
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    scales: Float[Array, "pages C2 page"] | None = None,
     interpret: Any = None,
 ) -> Float[Array, "R N H"]:
     """Returns attention.attention over the cache's pages.
 
-    `interpret`: plgpu.InterpretGPUParams, to run without a device."""
+    `scales`: of codes (coded_gpu.py). `interpret`: plgpu.InterpretGPUParams, to run without a device."""
     R, N, H = q.shape
     pages = pages.reshape(*pages.shape[:2], -1, H)  # a key and a value of 64 numbers share a row
     K = pages.shape[2] // 2
@@ -82,23 +86,19 @@ def attention(
     packed = (q * scale).reshape(R, K, group, H).transpose(1, 0, 2, 3)
     packed = jnp.pad(packed, ((0, 0), (0, 0), (0, padded - group), (0, 0))).reshape(K, R * padded, H)
     packed = jnp.pad(packed, ((0, 0), (0, TILE), (0, 0)))  # the last tile reads beyond the rows
-    run = _kernel(
-        R,
-        K,
-        H,
-        q.dtype,
-        pieces=max(1, PLACE // pages.shape[1]),
-        tiles=row_tiles.most(rows, TILE // padded),
-        padded=padded,
-        stretch=stretch,
-        stretches=-(-places // stretch),
-        window=window,
-        soft_cap=soft_cap,
-        interpret=interpret,
-    )
-    out, stats = run(packed, pages, rows.table, row_tiles.of(rows, TILE // padded))
+    tiles, how = row_tiles.of(rows, TILE // padded), dict(padded=padded, window=window, soft_cap=soft_cap)
+    how |= dict(stretch=stretch, stretches=-(-places // stretch))
+    if scales is None:
+        pieces = max(1, PLACE // pages.shape[1])
+        run = _kernel(R, K, H, q.dtype, pieces=pieces, tiles=len(tiles), interpret=interpret, **how)
+        out, stats = run(packed, pages, rows.table, tiles)
+        peak, mass = stats[..., 0], stats[..., -1]
+    else:
+        walk = coded_gpu.Walk(tile=TILE, place=PLACE, **how)
+        made = coded_gpu.walk(packed, pages, rows.table, tiles, scales, walk, interpret is not None)
+        out, peak, mass = (x[:, :, : R * padded] for x in made)
     shape = (-1, K, R, padded)
-    out, peak, mass = out.reshape(*shape, H), stats[..., 0].reshape(shape), stats[..., -1].reshape(shape)
+    out, peak, mass = out.reshape(*shape, H), peak.reshape(shape), mass.reshape(shape)
     own = None
     if sinks is not None:
         own = jnp.pad(sinks.astype(jnp.float32).reshape(K, 1, group), ((0, 0), (0, 0), (0, padded - group)))

@@ -6,7 +6,7 @@ every key head in order, and keeps an online softmax for each of the tile's (row
 
 Layout: a position has C rows of L numbers in the cache, and L is a multiple of 128. Heads of 128 and more have a row
 for the key and one for the value. A key and a value of 64 numbers share a row. Two rows lie in the halves of one row of
-32-bit words, so a strided load finds both.
+32-bit words, so a strided load finds both. Four rows of codes do. Scales lie along lanes, as the scores of a turn do.
 
 Invariant: the same as the reference's (attention.py). Turns start at fixed positions, products have fixed shapes, and
 the mass divides once, at the end. A turn whose positions a row does not see multiplies its sums by exactly 1 and adds
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from jaxrl_post.kernels import row_tiles
 from jaxrl_post.kernels.pallas_tpu import in_hbm, pl, pltpu
@@ -39,47 +39,57 @@ STATE_BYTES = 2 << 20  # that the queries of a prompt's tile may fill
 SPARE_BYTES = 12 << 20  # of the chip's memory, for what the compiler keeps beside our buffers
 NEEDS = (
     "bfloat16, heads of 64 or of a multiple of 128, pages of 8, 16, 32, 64, 128 or 256, and 1, 2 or a multiple of 4 key "
-    "heads (2, 4 or a multiple of 8 for heads of 64)"
+    "heads (2, 4 or a multiple of 8 for heads of 64). Codes of 8 bits need twice as many key heads, and pages of 64 or more"
 )
+CODES = (jnp.int8, jnp.float8_e4m3fn)
 TABLE = 1 << 17  # entries of a page table that fit into scalar memory beside other data
 BIG_NEGATIVE = -1e30
 
 
 def serves(dtype: Any, cached: Any, heads: int, kv_heads: int, head_dim: int, page: int) -> bool:
     wide = head_dim if head_dim % LANES == 0 else 2 * head_dim
-    lines = 2 * kv_heads * head_dim // wide  # rows of a position, packed two in 32 bits
-    tiled = lines in (2, 4) or lines % SUBLANES == 0
-    return dtype == cached == jnp.bfloat16 and wide % LANES == 0 and tiled and page % 8 == 0 and BLOCK % page == 0
+    lines = 2 * kv_heads * head_dim // wide  # rows of a position
+    if cached in CODES:
+        return dtype == jnp.bfloat16 and wide % LANES == 0 and _tiled(lines, 4) and page in (64, 128, 256)
+    paged = wide % LANES == 0 and page % 8 == 0 and BLOCK % page == 0
+    return dtype == cached == jnp.bfloat16 and paged and _tiled(lines, 2)
+
+
+def _tiled(lines: int, packed: int) -> bool:
+    """Returns whether rows of a position, of which so many share 32 bits, lie in memory without gaps."""
+    return lines in (packed, 2 * packed) or lines % (4 * packed) == 0
 
 
 def attention(
     q: Float[Array, "R N H"],
-    pages: Float[Array, "pages page C L"],
+    pages: Shaped[Array, "pages page C L"],
     rows: Any,
     sinks: Float[Array, " N"] | None = None,
     *,
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    scales: Float[Array, "pages C2 page"] | None = None,
     pairs: int = PAIRS,
     interpret: Any = False,
 ) -> Float[Array, "R N H"]:
     """Returns attention.attention over the cache's pages.
 
-    `pairs`: (row, query head) pairs of a tile, at most. `interpret`: True, to run without a device."""
-    how = dict(scale=scale, window=window, soft_cap=soft_cap, pairs=pairs, interpret=interpret)
+    `scales`: of codes. `pairs`: (row, query head) pairs of a tile, at most. `interpret`: True, to run without a device."""
+    how = dict(scale=scale, window=window, soft_cap=soft_cap, scales=scales, pairs=pairs, interpret=interpret)
     return jnp.where(rows.real[:, None, None], unrounded(q, pages, rows, sinks, **how), 0).astype(q.dtype)
 
 
 def unrounded(
     q: Float[Array, "R N H"],
-    pages: Float[Array, "pages page C L"],
+    pages: Shaped[Array, "pages page C L"],
     rows: Any,
     sinks: Float[Array, " N"] | None = None,
     *,
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    scales: Float[Array, "pages C2 page"] | None = None,
     pairs: int,
     interpret: Any,
 ) -> Float[Array, "R N H"]:
@@ -96,7 +106,10 @@ def unrounded(
     if sinks is not None:
         near = jnp.pad(sinks.astype(jnp.float32).reshape(K, N // K), ((0, 0), (0, padded - N // K)))
         own = (jnp.broadcast_to(near[..., None], (K, padded, LANES)),)
-    tiles, shape = row_tiles.of(rows, size), _Shape(size, padded, K, H, L, pages.shape[1], blocks, window, soft_cap)
+    own = own if scales is None else (*own, in_hbm(scales))
+    held = jnp.dtype(pages.dtype), scales is not None, sinks is not None
+    shape = _Shape(size, padded, K, H, L, pages.shape[1], blocks, window, soft_cap, *held)
+    tiles = row_tiles.of(rows, size)
     table = jnp.clip(rows.table, 0, pages.shape[0] - 1).astype(jnp.int32)
     out, step = None, max(1, TABLE // blocks)
     for begin in range(0, tiles.shape[0], step):
@@ -109,31 +122,32 @@ def unrounded(
 
 def prompt_attention(
     q: Float[Array, "R N H"],
-    pages: Float[Array, "pages page C L"],
+    pages: Shaped[Array, "pages page C L"],
     rows: Any,
     sinks: Float[Array, " N"] | None = None,
     *,
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    scales: Float[Array, "pages C2 page"] | None = None,
     interpret: Any = False,
 ) -> Float[Array, "R N H"]:
     """Returns prompt_attention.attention over the cache's pages, with the largest tiles that fit.
 
-    `interpret`: as in `attention`."""
+    `scales`, `interpret`: as in `attention`."""
     R, N, H = q.shape
     K = math.prod(pages.shape[2:]) // (2 * H)
     padded, tile = -(-N // K // SUBLANES) * SUBLANES, R // rows.table.shape[0]
     fits = STATE_BYTES // (4 * K * max(H, LANES))
     pairs = max(PAIRS, min(PROMPT_PAIRS, fits, tile * padded))
-    how = dict(scale=scale, window=window, soft_cap=soft_cap)
+    how = dict(scale=scale, window=window, soft_cap=soft_cap, scales=scales)
     return attention(q, pages, rows, sinks, pairs=pairs, interpret=interpret, **how)
 
 
 class _Shape(NamedTuple):
     """What the kernel is compiled for. size: rows of a tile. padded: query heads of a key head, with idle ones.
 
-    blocks: entries of a tile's page table."""
+    blocks: entries of a tile's page table. dtype: of the pages. coded: they hold codes. sunk: there are sinks."""
 
     size: int
     padded: int
@@ -144,6 +158,9 @@ class _Shape(NamedTuple):
     blocks: int
     window: int | None
     soft_cap: float | None
+    dtype: Any
+    coded: bool
+    sunk: bool
 
     @property
     def lines(self) -> int:
@@ -152,19 +169,26 @@ class _Shape(NamedTuple):
 
     @property
     def ring(self) -> int:
-        return max(2, min(RING, RING_BYTES // (2 * BLOCK * self.lines * self.L)))
+        return max(2, min(RING, RING_BYTES // (self.dtype.itemsize * BLOCK * self.lines * self.L)))
+
+    @property
+    def packed(self) -> int:
+        """Rows of a position that share 32 bits."""
+        return 4 // self.dtype.itemsize
 
 
 class _Refs(NamedTuple):
-    """Arguments, results, buffers and semaphores of the kernel, in the order of `_kernel`. `sinks`: None without any."""
+    """Arguments, results, buffers and semaphores of the kernel, in the order of `_kernel`. `sinks`, `scales`: None without any."""
 
     tiles: Any
     table: Any
     q: Any
     pages: Any
     sinks: Any
+    scales: Any
     out: Any
     near_pages: Any
+    near_scales: Any
     near_q: Any
     near_out: Any
     mixed: Any
@@ -179,11 +203,12 @@ def _kernel(shape: _Shape, interpret: Any) -> Any:
     """Returns the kernel for this shape: (tiles, their page tables, q [R, K*padded, L], pages, *sinks) -> out, as q.
 
     Tiles and page tables are flat, in scalar memory. Rows of no tile are not written. Sinks are one array
-    [K, padded, 128] with the sink of each query head along a row, or nothing."""
+    [K, padded, 128] with the sink of each query head along a row, or nothing. Behind them are the scales of codes, if any."""
     s = shape
     pairs, heads = s.size * s.padded, s.K * s.padded
     scratch = (
-        pltpu.VMEM((s.ring, s.L // LANES, BLOCK, s.lines, LANES), jnp.bfloat16),  # a strided load takes 128 columns
+        pltpu.VMEM((s.ring, s.L // LANES, BLOCK, s.lines, LANES), s.dtype),  # a strided load takes 128 columns
+        *([pltpu.VMEM((s.ring, BLOCK // s.page, 2 * s.K, s.page), jnp.float32)] if s.coded else []),
         pltpu.VMEM((2, s.size, heads, s.L), jnp.float32),
         pltpu.VMEM((s.size, heads, s.L), jnp.float32),
         pltpu.VMEM((s.K, pairs, s.L), jnp.float32),
@@ -194,8 +219,8 @@ def _kernel(shape: _Shape, interpret: Any) -> Any:
     far = pl.BlockSpec(memory_space=pl.ANY)
     held = sum(one.dtype.itemsize * math.prod(one.shape) for one in scratch)
 
-    def run(tiles, table, q, pages, *sinks):
-        near = [pl.BlockSpec(memory_space=pltpu.VMEM) for _ in sinks]
+    def run(tiles, table, q, pages, *more):
+        near = [pl.BlockSpec(memory_space=pltpu.VMEM)] * s.sunk + [far] * s.coded
         grid = pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(1,),
@@ -203,17 +228,23 @@ def _kernel(shape: _Shape, interpret: Any) -> Any:
             out_specs=far,
             scratch_shapes=[*scratch, *ready],
         )
-        missing = () if sinks else (None,)
         return pl.pallas_call(
-            lambda *refs: _walk_tiles(shape, _Refs(*refs[:4], *missing, *refs[4:])),
+            lambda *refs: _walk_tiles(shape, _named(shape, refs)),
             out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
             grid_spec=grid,
             interpret=interpret,
             name=f"paged_rows_by_{s.size}",
             compiler_params=pltpu.CompilerParams(vmem_limit_bytes=held + SPARE_BYTES),
-        )(tiles, table, q, in_hbm(pages), *sinks)
+        )(tiles, table, q, in_hbm(pages), *more)
 
     return run
+
+
+def _named(s: _Shape, refs: tuple) -> _Refs:
+    """Returns the references by name, with None for those that the kernel does not have."""
+    there = dict.fromkeys(_Refs._fields, True) | {"sinks": s.sunk, "scales": s.coded, "near_scales": s.coded}
+    given = iter(refs)
+    return _Refs(*(next(given) if there[name] else None for name in _Refs._fields))
 
 
 def _walk_tiles(s: _Shape, refs: _Refs) -> None:
@@ -302,6 +333,10 @@ def _move_pages(s: _Shape, refs: _Refs, tile, turn, place, how: str) -> None:
         for part in range(s.L // LANES):
             columns, target = pl.ds(part * LANES, LANES), refs.near_pages.at[place, part, near]
             getattr(pltpu.make_async_copy(page.at[:, :, columns], target, refs.pages_ready.at[place]), how)()
+        if s.coded:
+            source = refs.scales.at[refs.table[tile * s.blocks + number]]
+            target = refs.near_scales.at[place, number - turn * size]
+            getattr(pltpu.make_async_copy(source, target, refs.pages_ready.at[place]), how)()
 
     lax.fori_loop(first, last, one, None)
 
@@ -322,14 +357,13 @@ def _turn(s: _Shape, refs: _Refs, used, tile, turn, carry):
     place, given = lax.rem(done, s.ring), _tile(refs, tile)
     _move_pages(s, refs, tile, turn, place, "wait")
     seen, fresh = _seen(s, turn * BLOCK - given.position), _fresh(s, turn, *_reach(s, given))
-    for pair in range(s.lines // 2):
-        words = jnp.where(fresh, _words(refs.near_pages, place, pair), jnp.uint32(0))
-        first, second = _half(words << 16), _half(words & jnp.uint32(0xFFFF0000))
-        if s.L == s.H:
-            _attend(s, refs, tile, pair, first, second, seen)
-        else:
-            _attend(s, refs, tile, 2 * pair, first, first, seen)
-            _attend(s, refs, tile, 2 * pair + 1, second, second, seen)
+    scales = _scales(s, refs, turn, place, *_reach(s, given)) if s.coded else None
+    for group in range(s.lines // s.packed):
+        words = jnp.where(fresh, _words(refs.near_pages, place, group), jnp.uint32(0))
+        lines = [_unpacked(s, words, part) for part in range(s.packed)]
+        ways = zip(lines[::2], lines[1::2]) if s.L == s.H else zip(lines, lines)
+        for number, (keys, values) in enumerate(ways, group * (s.packed * s.L // (2 * s.H))):
+            _attend(s, refs, tile, number, keys, values, seen, scales)
     return done + 1, *ahead
 
 
@@ -340,14 +374,35 @@ def _fresh(s: _Shape, turn, low, end):
     return (at >= low) & (at < end)
 
 
-def _words(near, place, pair):
-    """Returns two neighbouring rows of each position, as uint32 [BLOCK, L]: the first in the lower halves."""
-    _, parts, positions, lines, _ = near.shape
+def _scales(s: _Shape, refs: _Refs, turn, place, low, end):
+    """Returns the scales of a turn's keys and values, [2K, BLOCK], and 0 where the tile sees nothing."""
+    found = jnp.concatenate([refs.near_scales[place, page] for page in range(BLOCK // s.page)], axis=1)
+    at = turn * BLOCK + lax.broadcasted_iota(jnp.int32, found.shape, 1)
+    return jnp.where((at >= low) & (at < end), found, 0.0)
+
+
+def _words(near, place, group):
+    """Returns neighbouring rows of each position, as uint32 [BLOCK, L]: the first in the lowest bits."""
+    (_, parts, positions, lines, _), packed = near.shape, 4 // jnp.dtype(near.dtype).itemsize
     found = []
     for part in range(parts):
-        words = near.at[place, part].bitcast(jnp.uint32).reshape(positions * lines // 2, LANES)
-        found.append(words[pl.ds(pair, positions, stride=lines // 2), :])
+        words = near.at[place, part].bitcast(jnp.uint32).reshape(positions * lines // packed, LANES)
+        found.append(words[pl.ds(group, positions, stride=lines // packed), :])
     return jnp.concatenate(found, axis=1)
+
+
+def _unpacked(s: _Shape, words, part: int):
+    """Returns the row `part` of those that share words, in bfloat16."""
+    if not s.coded:
+        return _half(words & jnp.uint32(0xFFFF0000) if part else words << 16)
+    words = lax.bitcast_convert_type(words, jnp.int32) << (24 - 8 * part)
+    if s.dtype == jnp.int8:
+        return (words >> 24).astype(jnp.float32).astype(jnp.bfloat16)
+    # e4m3: a sign, four bits of the exponent, of bias 7, and three of the fraction. Without an exponent, steps of 2 ** -9.
+    size, sign = lax.shift_right_logical(words << 1, 25), words & jnp.int32(-(1 << 31))
+    normal = lax.bitcast_convert_type((size << 20) + jnp.int32((127 - 7) << 23), jnp.float32)
+    found = jnp.where(size < 8, size.astype(jnp.float32) * 2.0**-9, normal)
+    return jnp.where(sign == 0, found, -found).astype(jnp.bfloat16)
 
 
 def _half(words):
@@ -366,17 +421,20 @@ def _seen(s: _Shape, base):
     return reach <= pair if s.window is None else (reach <= pair) & (pair < reach + s.window * s.padded)
 
 
-def _attend(s: _Shape, refs: _Refs, tile, head, keys, values, seen) -> None:
-    """Takes one step of the online softmax for the pairs of one key head."""
+def _attend(s: _Shape, refs: _Refs, tile, head, keys, values, seen, scales) -> None:
+    """Takes one step of the online softmax for the pairs of one key head. scales: of codes, or None."""
     some = pl.ds(head * s.padded, s.padded)
     queries = refs.near_q[lax.rem(tile, 2), :, some, :].reshape(s.size * s.padded, s.L).astype(jnp.bfloat16)
     scores = _product(queries, keys, 1)
+    if scales is not None:
+        scores = scores * scales[2 * head : 2 * head + 1]
     if s.soft_cap is not None:
         scores = s.soft_cap * jnp.tanh(scores / s.soft_cap)
     peak = refs.peak[head]
     high, shrink, weights = _softened(peak, scores, seen)
     refs.peak[head] = high
     refs.mass[head] = refs.mass[head] * shrink + jnp.sum(weights, axis=1, keepdims=True)
+    weights = weights if scales is None else weights * scales[2 * head + 1 : 2 * head + 2]
     mixed = _product(weights.astype(jnp.bfloat16), values, 0)
     refs.mixed[head] = refs.mixed[head] * _across(shrink, s.L) + mixed
 

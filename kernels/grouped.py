@@ -15,7 +15,7 @@ import functools
 from typing import Any
 
 import jax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from jaxrl_post.kernels import grouped_gpu, grouped_tpu, hardware
 
@@ -24,12 +24,13 @@ KERNELS = {"cuda": grouped_gpu, "tpu": grouped_tpu}  # by platform
 
 def product(
     rows: Float[Array, "M K"],
-    matrices: Float[Array, "E K N"],
+    matrices: Shaped[Array, "E K N"],
     sizes: Int[Array, " E"],
     platforms: frozenset[str] = hardware.PLATFORMS,
 ) -> Float[Array, "M N"]:
     """Returns each row times its group's matrix: the first sizes[0] rows are of group 0, and so on.
 
+    Matrices may have fewer bits than the rows, such as codes of 8 bits. Kernels widen each block as they read it.
     What it makes of rows behind all groups, and of their slopes, is not defined. `platforms`: those whose kernel may be used.
     """
     serving = frozenset(
@@ -37,19 +38,23 @@ def product(
         for platform, kernel in KERNELS.items()
         if platform in platforms and kernel.serves(rows.dtype, matrices.dtype, *matrices.shape[1:])
     )
-    return _product(serving, rows, matrices, sizes) if serving else jax.lax.ragged_dot(rows, matrices, sizes)
+    return _product(serving, rows, matrices, sizes) if serving else _plain(rows, matrices, sizes)
+
+
+def _plain(rows: Array, matrices: Array, sizes: Array) -> Array:
+    return jax.lax.ragged_dot(rows, matrices.astype(rows.dtype), sizes)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(serving: frozenset[str], rows: Array, matrices: Array, sizes: Array) -> Array:
     kernels = {platform: KERNELS[platform].product for platform in serving}
-    return jax.lax.platform_dependent(rows, matrices, sizes, default=jax.lax.ragged_dot, **kernels)
+    return jax.lax.platform_dependent(rows, matrices, sizes, default=_plain, **kernels)
 
 
 def gradients(
     kernel: Any,
     rows: Float[Array, "M K"],
-    matrices: Float[Array, "E K N"],
+    matrices: Shaped[Array, "E K N"],
     sizes: Int[Array, " E"],
     slope: Float[Array, "M N"],
     interpret: bool = False,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from jaxrl_post.kernels.group_visits import listed
 from jaxrl_post.kernels.pallas_triton import pl, triton
@@ -25,7 +25,7 @@ WIDEST, SUMMED = 128, 64  # outputs of a block, and numbers that are summed over
 LEAST = 16  # of each, which tensor cores multiply
 WARPS, STAGES = 4, 3
 NARROW = 128  # numbers of an axis that zeros may fill up to a multiple of LEAST: those of low-rank additions
-NEEDS = f"bfloat16 or float16, and matrices whose sides are multiples of {LEAST} or below {NARROW}"
+NEEDS = f"bfloat16 or float16, matrices of the same dtype or of 8 bits, whose sides are multiples of {LEAST} or below {NARROW}"
 
 
 class Visits(NamedTuple):
@@ -38,7 +38,7 @@ class Visits(NamedTuple):
 
 def serves(dtype: Any, of_matrices: Any, inputs: int, outputs: int) -> bool:
     fits = all(side % LEAST == 0 or side < NARROW for side in (inputs, outputs))
-    return dtype == of_matrices and jnp.dtype(dtype).itemsize == 2 and fits
+    return of_matrices in (dtype, jnp.int8, jnp.float8_e4m3fn) and jnp.dtype(dtype).itemsize == 2 and fits
 
 
 def visits(sizes: Int[Array, " E"], rows: int) -> Visits:
@@ -75,7 +75,7 @@ def _call(kernel: Any, grid: tuple, given: tuple, made: Any, name: str, interpre
 
 def product(
     rows: Float[Array, "M _"],
-    matrices: Float[Array, "E K N"],
+    matrices: Shaped[Array, "E K N"],
     sizes: Int[Array, " E"],
     axis: int = 1,
     interpret: bool = False,
@@ -120,7 +120,7 @@ def _product_kernel(wide: int, deep: int, axis: int, *refs: Any) -> None:
         def turn(number: Any, total: Array) -> Array:
             part = pl.ds(number * deep, deep)
             matrix = matrices[group, part, out] if axis == 1 else matrices[group, out, part].T
-            return total + _dot(rows[some, part], matrix)
+            return total + _dot(rows[some, part], matrix.astype(rows.dtype))
 
         start = jnp.zeros((ROWS, wide), jnp.promote_types(rows.dtype, jnp.float32))
         total = lax.fori_loop(0, rows.shape[1] // deep, turn, start)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from jaxrl_post.kernels.group_visits import listed
 from jaxrl_post.kernels.pallas_tpu import in_hbm, pl, pltpu
@@ -28,7 +28,7 @@ BLOCK_BYTES = 4 << 20  # of a block of a matrix
 SUM_BYTES = 3 << 20  # of a block of a matrix's gradient, in float32
 MEMORY = 40 << 20  # of the chip, that a kernel may use
 LONGEST = 16384  # numbers of a row
-NEEDS = f"bfloat16 or float16, and rows of at most {LONGEST} numbers"
+NEEDS = f"bfloat16 or float16, matrices of the same dtype or of 8 bits, and rows of at most {LONGEST} numbers"
 
 
 class Visits(NamedTuple):
@@ -41,7 +41,8 @@ class Visits(NamedTuple):
 
 
 def serves(dtype: Any, of_matrices: Any, inputs: int, outputs: int) -> bool:
-    return dtype == of_matrices and jnp.dtype(dtype).itemsize == 2 and max(inputs, outputs) <= LONGEST
+    kinds = dtype, jnp.int8, jnp.float8_e4m3fn
+    return of_matrices in kinds and jnp.dtype(dtype).itemsize == 2 and max(inputs, outputs) <= LONGEST
 
 
 def visits(sizes: Int[Array, " E"], rows: int, least: int = 0) -> tuple[Visits, Int[Array, ""]]:
@@ -102,7 +103,7 @@ def _padded(rows: Array) -> Array:
 
 def product(
     rows: Float[Array, "M _"],
-    matrices: Float[Array, "E K N"],
+    matrices: Shaped[Array, "E K N"],
     sizes: Int[Array, " E"],
     axis: int = 1,
     interpret: bool = False,
@@ -151,7 +152,7 @@ def _dot(a: Array, b: Array, axes: tuple[int, int]) -> Array:
 
 def _product_kernel(axis: int, *refs: Any) -> None:
     walk, (rows, matrix, made) = Visits(*refs[:4]), refs[4:]
-    out = _dot(rows[...], matrix[...], (1, axis)).astype(made.dtype)
+    out = _dot(rows[...], matrix[...].astype(rows.dtype), (1, axis)).astype(made.dtype)
     # Rows of groups that were here before stay. What the first visit finds is not defined, and neither is what it leaves.
     made[...] = jnp.where(_mine(walk, pl.program_id(1), out.shape[1]), out, made[...])
 

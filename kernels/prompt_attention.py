@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_post.kernels import attention_gpu, attention_tpu, hardware
-from jaxrl_post.kernels.attention import BIG_NEGATIVE, Cache, Rows, kv_heads, one_by_one, serving
+from jaxrl_post.kernels.attention import BIG_NEGATIVE, Cache, Rows, entries, kv_heads, one_by_one, serving
 from jaxrl_post.kernels.sinks import joined
 
 TURN = 256  # positions that the reference reads at once
@@ -95,7 +95,7 @@ def reference(
     def walk(number, carry):
         peak, mass, out = carry
         ids = jnp.minimum(jax.lax.dynamic_slice_in_dim(table, number * turn, turn, axis=1), pages - 1)
-        both = cache.pages[ids].reshape(T, size, K, 2, H).astype(q.dtype)
+        both, scales = entries(cache, ids, K, q.dtype)
         at = number * size + jnp.arange(size)
         seen = real[..., None] & (at <= position[..., None])
         if window is not None:
@@ -103,13 +103,16 @@ def reference(
         # A stale value may be infinite, and 0 * inf is not 0.
         values = jnp.where(jnp.any(seen, axis=1)[..., None, None], both[:, :, :, 1], 0)
         scores = jnp.einsum("tqkgh,tpkh->tkgqp", heads, both[:, :, :, 0], preferred_element_type=jnp.float32)
+        if scales is not None:
+            scores = scores * scales[:, :, None, 0, None]
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
         seen = seen[:, None, None]
         high = jnp.maximum(peak, jnp.max(jnp.where(seen, scores, BIG_NEGATIVE), axis=-1))
         shrink = jnp.exp(peak - high)
         weight = jnp.where(seen, jnp.exp(scores - high[..., None]), 0.0)
-        mixed = jnp.einsum("tkgqp,tpkh->tkgqh", weight.astype(q.dtype), values, preferred_element_type=jnp.float32)
+        scaled = weight if scales is None else jnp.where(seen, weight * scales[:, :, None, 1, None], 0.0)
+        mixed = jnp.einsum("tkgqp,tpkh->tkgqh", scaled.astype(q.dtype), values, preferred_element_type=jnp.float32)
         return high, mass * shrink + jnp.sum(weight, axis=-1), out * shrink[..., None] + mixed
 
     shape = (T, K, N // K, tile)

@@ -125,6 +125,7 @@ def paged(ends: Ends, rows: int, pages_alone: bool = False) -> Mapping[str, Kern
         rf"paged_rows_by_{size}\b": functools.partial(_shared, ends=ends, size=size, pages_alone=pages_alone)
         for size in range(1, TPU_ROWS + 1)
     } | {
+        r"attend_codes": lambda given, made: _coded(given, ends, rows, pages_alone),
         r"mosaic_gpu.*attend": lambda given, made: _tiled(given, made, ends, rows, pages_alone),
         r"mosaic_gpu|tpu_custom_call|gpu\.triton": lambda given, made: (
             0.0,
@@ -138,12 +139,26 @@ def _shared(
 ) -> tuple[float, float]:
     """Reads whole pages once for each tile of `size` rows, and multiplies whole turns of TPU_POSITIONS."""
     pages = next(one for one in given if len(one.dims) == 4)
-    (_, heads, wide), (_, page, lines, _) = made[0].dims, pages.dims
+    (_, heads, wide), (many, page, lines, _) = made[0].dims, pages.dims
     groups = ends(size)
     read = sum(-(-end // page) * page for end in groups) * lines * wide * pages.dtype_bytes
+    for scales in (
+        one for one in given if len(one.dims) == 3 and one.dims[::2] == (many, page)
+    ):  # of codes, along lanes
+        read += sum(-(-end // page) for end in groups) * scales.dims[1] * max(page, LANES) * scales.dtype_bytes
     turns = sum(-(-end // TPU_POSITIONS) for end in groups)
     near = sum(0 if one.place else one.bytes for one in (made[0], *(x for x in given if x.dims == made[0].dims)))
     return 4.0 * size * heads * wide * TPU_POSITIONS * turns, float(read + (0 if pages_alone else near))
+
+
+def _coded(given: Sequence[Array], ends: Ends, rows: int, pages_alone: bool) -> tuple[float, float]:
+    """Reads whole places of codes and their scales, once for each tile, as `_tiled` does."""
+    queries, pages, _, _, scales = given[:5]
+    (keys, pairs, head), padded = queries.dims, (queries.dims[1] - GPU_TILE) // rows
+    groups = [-(-end // GPU_PLACE) * GPU_PLACE for end in ends(GPU_TILE // padded)]
+    read = sum(groups) * (2 * keys * head * pages.dtype_bytes + scales.dims[1] * scales.dtype_bytes)
+    near = queries.bytes + pairs * keys * (head + 2) * 4
+    return 4.0 * GPU_TILE * head * keys * sum(groups), float(read + (0 if pages_alone else near))
 
 
 def _tiled(

@@ -104,13 +104,13 @@ class Runs:
             self.begun(name), cwd=self.root, env=env, capture_output=True, text=True, timeout=timeout_s
         )
 
-    def finish(self, name: str) -> tuple[float, float]:
+    def finish(self, name: str, limit_s: float = LIMIT_S) -> tuple[float, float]:
         """Begins or resumes a run and waits for its end. Returns the seconds to its start, and to its end."""
         begun = time.monotonic()
         process = self.begin(name)
         _started(process, self.here / name)
         start = time.monotonic() - begun
-        end(process)
+        end(process, limit_s)
         return start, time.monotonic() - begun
 
     def kill(self, name: str, moment: float, start: float) -> bool:
@@ -178,10 +178,10 @@ def _rows(file: Path) -> list[str]:
     return [json.dumps(metric_rows.deterministic(row), sort_keys=True) for row in metric_rows.read(file)]
 
 
-def end(process: subprocess.Popen) -> str:
+def end(process: subprocess.Popen, limit_s: float = LIMIT_S) -> str:
     """Waits for the process and returns its output."""
     try:
-        said = process.communicate(timeout=LIMIT_S)[0]
+        said = process.communicate(timeout=limit_s)[0]
     finally:
         process.kill()
     if process.returncode:

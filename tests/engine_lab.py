@@ -43,6 +43,7 @@ TINY = decoder.ModelConfig(
 BASE = dict(
     slots=16, max_length=96, page_size=16, pages=96, row_sizes=(64,), head_rows=64, steps_per_dispatch=8, refill_slots=2
 )
+BASE |= {name: "int8" for name in ("weights", "kv") if sampler.numpy_llama.ROUNDS in (name, "both")}
 
 
 FREE_ROWS = step_cost.StepCost((64, 1024), (1.0, 1.0), "rows are free")
@@ -210,7 +211,12 @@ def reference(request: Request, params, config=TINY) -> list[sampler.Draw]:
 
 
 def against_sampler(
-    out: dict[RolloutId, Rollout], asked: list[Request], params, config=TINY, close: float = 1e-4, kept: bool = False
+    out: dict[RolloutId, Rollout],
+    asked: list[Request],
+    params,
+    config=TINY,
+    close: float = sampler.CLOSE,
+    kept: bool = False,
 ) -> list[str]:
     """Returns the objections of the independent sampler. `kept`: the engine recorded up to RECORDED ids a token."""
     objections = []

@@ -27,7 +27,10 @@ class Cached:
         self.fed += 1
         x = np.asarray(params["embed"], np.float64)[token]
         for index in range(c.layers):
-            w = {name: np.asarray(leaf, np.float64) for name, leaf in params["layers"][str(index)].items()}
+            w = {
+                name: np.asarray(leaf, np.float64)
+                for name, leaf in numpy_llama.matrices(params["layers"][str(index)]).items()
+            }
             normed = self._norm(x, w["attn_norm"])
             x = x + (self._recur(index, w, normed) if "a_log" in w else self._attend(index, w, normed, position))
             h = self._norm(x, w["ffw_norm"])
@@ -42,8 +45,8 @@ class Cached:
     def _attend(self, index, w, x, position):
         c = self.config
         q, k, v = (np.tensordot(x, w[name], 1) for name in "qkv")
-        self.keys[index].append(self._turn(k, position))
-        self.values[index].append(v)
+        self.keys[index].append(numpy_llama.kept(self._turn(k, position)))
+        self.values[index].append(numpy_llama.kept(v))
         q, keys, values = self._turn(q, position), np.array(self.keys[index]), np.array(self.values[index])
         out = np.zeros(c.embed)
         for head in range(c.heads):

@@ -9,8 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 
 import numpy as np
+
+# The show quantised runs the suites of the engine once more with what this names in int8: "weights", "kv" or "both".
+ROUNDS = os.environ.get("LAB_BITS", "")
+# Axes that the product of a matrix sums over, without the one of experts.
+_SUMMED = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1}
 
 
 def forward(params, config, tokens, *, positions=None, dtype=np.float32) -> np.ndarray:
@@ -21,7 +27,7 @@ def forward(params, config, tokens, *, positions=None, dtype=np.float32) -> np.n
     given = layer_embeds(params, config, tokens, stream) if config.layer_embeds else None
     lent: dict = {}  # keys and values of the latest layer of each window, for those that have none
     for index in range(config.layers):
-        layer = {name: _cast(leaf, dtype) for name, leaf in params["layers"][str(index)].items()}
+        layer = {name: _cast(leaf, dtype) for name, leaf in matrices(params["layers"][str(index)]).items()}
         normed = _norm(stream, layer["attn_norm"], config)
         if "linear_q" in layer:
             new = _delta_rule(layer, config, normed)
@@ -41,6 +47,28 @@ def forward(params, config, tokens, *, positions=None, dtype=np.float32) -> np.n
     stream = _norm(stream, _cast(params["final_norm"], dtype), config)
     head = _cast(params["embed"], dtype).T if config.tied else _cast(params["head"], dtype)
     return _capped(stream @ head, config.final_soft_cap)
+
+
+def int8(x: np.ndarray, axes) -> np.ndarray:
+    """`x` as whole multiples of a number of its own, 127 of them at most, for each entry of its other axes."""
+    largest = np.abs(x).max(axis=axes, keepdims=True)
+    unit = np.where(largest > 0, largest / x.dtype.type(127), x.dtype.type(1))
+    return np.rint(x / unit) * unit
+
+
+def matrices(layer) -> dict:
+    """The layer's weights, its matrices in int8 where ROUNDS asks for it."""
+    out = dict(layer)
+    for name, leaf in layer.items() if ROUNDS in ("weights", "both") else ():
+        first, short = int(name.startswith("experts_")), name.removeprefix("experts_").removeprefix("shared_")
+        if short in _SUMMED:
+            out[name] = int8(np.asarray(leaf), tuple(range(first, first + _SUMMED[short])))
+    return out
+
+
+def kept(x: np.ndarray) -> np.ndarray:
+    """Keys or values [..., heads, H] as the cache keeps them."""
+    return int8(x, -1) if ROUNDS in ("kv", "both") else x
 
 
 def greedy(params, config, tokens, count: int, *, dtype=np.float32) -> list[int]:
@@ -87,7 +115,7 @@ def _attention(layer, config, x, positions, window, lent) -> np.ndarray:
 
     q = side("q")
     if "k" in layer:
-        lent[window] = side("k"), side("v")
+        lent[window] = kept(side("k")), kept(side("v"))
     k, v = lent[window]
     scale = x.dtype.type(q.shape[-1] ** -0.5 if config.query_scale is None else config.query_scale)
     distance = positions[:, None] - positions[None, :]

@@ -13,6 +13,8 @@ import numpy as np
 import numpy_llama
 
 MASK = 0xFFFFFFFF
+# A key or a value between two codes may be rounded to either, by the order of a sum.
+CLOSE = 0.05 if numpy_llama.ROUNDS in ("kv", "both") else 1e-4
 
 
 def threefry(key: tuple[int, int], counter: tuple[int, int]) -> int:
@@ -118,7 +120,7 @@ def generate(
 
 
 def disagreement(
-    draws: list[Draw], tokens, logprobs, entropies, *, near: float = 1e-4, close: float = 1e-4, records=None, most=16
+    draws: list[Draw], tokens, logprobs, entropies, *, near: float = CLOSE, close: float = CLOSE, records=None, most=16
 ) -> str:
     """Returns one sentence about the first place where an answer and the sampler disagree, or an empty text.
 

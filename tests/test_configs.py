@@ -75,6 +75,7 @@ def test_preset_runs(name, tmp_path):
         "demo/moe",
         "demo/nucleus",
         "demo/shared_prompts",
+        "demo/eight_bits",
         "own",
     ],
 )

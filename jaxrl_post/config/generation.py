@@ -99,6 +99,22 @@ class EngineConfig:
         used_when="engine.carry_over!=keep",
         doc="The most of all rows that may be computed again for `carry_over`. 1: any number.",
     )
+    weights: str = one_of(
+        "auto|int8|fp8",
+        used_when=_ENGINE,
+        doc="Number format of the matrices of layers: `dtype`, or 8 bits with a scale for each output, made at every publish. "
+        "Embeddings, head, norms and routers keep `dtype`.",
+    )
+    kv: str = one_of(
+        "auto|int8|fp8",
+        used_when=_ENGINE,
+        doc="Number format of the KV cache: `dtype`, or 8 bits with a scale for each key and each value.",
+    )
+    uncorrected: bool = any_of_type(
+        False,
+        used_when="engine.weights!=auto or engine.kv!=auto",
+        doc="Whether a run may train on rollouts of 8 bits without importance weights, rejection, or model.weights.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,12 @@ def _belong(engine: str, loss: str, estimator: str) -> bool:
     return (engine, estimator) == _WRITTEN[loss] if loss in _WRITTEN else engine == "rows" and estimator != "pairs"
 
 
+def _corrected(weights: str, kv: str, own: str, weighs: str, rejects: str, uncorrected: bool) -> bool:
+    """Returns whether the learner knows of rollouts of 8 bits: it rounds as the engine does, or weighs or rejects tokens."""
+    rounded = kv == "auto" and weights in ("auto", own)
+    return rounded or weighs != "none" or rejects != "none" or uncorrected
+
+
 def _off(steps: tuple, updates: int) -> int | None:
     return next((step for step in steps if step % updates), None)
 
@@ -52,6 +58,9 @@ _ROWS = rows(
         "on the prompt, and batch.shared_prompts=True trains the prompt once for all",
         "batch.shared_prompts=true -> algorithm.router_aux_loss_coef is 0": "{algorithm.router_aux_loss_coef} balances experts "
         "over each rollout's prompt and answer, and batch.shared_prompts=True has the prompt once for all",
+        "lora.rank>0 -> engine.weights is auto": "{engine.weights} makes codes of trained matrices, and with lora.rank above 0 "
+        "they are merged in the engine's dtype",
+        "lora.rank>0 -> model.weights is auto": "{model.weights} rounds trained matrices, and with lora.rank above 0 they are frozen",
         "mesh.fsdp multiple_of mesh.context": "{mesh.fsdp} must be a multiple of {mesh.context}: its devices share rows",
         "mesh.context=1 -> batch.rows multiple_of mesh.shards": "{batch.rows} must be a multiple of mesh.data*mesh.fsdp*mesh.expert="
         "{!mesh.shards}",
@@ -152,6 +161,19 @@ RUN = (
         need=lambda rows: rows % _TILE == 0,
         says=f"{{engine.prompt_rows}} must be a multiple of {_TILE}, the rows of a tile of one prompt",
         nearest=lambda rows: max(round(rows / _TILE), 1) * _TILE,
+    ),
+    relation(
+        "engine.weights",
+        "engine.kv",
+        "model.weights",
+        "algorithm.rollout_is",
+        "algorithm.rollout_rs",
+        "engine.uncorrected",
+        when="engine.name=rows and algorithm.loss_mode!=gkd",
+        need=_corrected,
+        says="{engine.weights} and {engine.kv} sample from other weights than {model.weights} trains, and nothing corrects it: "
+        "algorithm.rollout_is=token weighs tokens, model.weights={!engine.weights} trains rounded matrices where engine.kv='auto', and "
+        "engine.uncorrected=True goes on without either",
     ),
     relation(
         "engine.pages",

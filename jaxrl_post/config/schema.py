@@ -65,6 +65,11 @@ class PolicyConfig:
     scan_layers: str = switch(
         doc="Whether the learner stacks its layers in the program and scans them. auto: yes, except on a CPU."
     )
+    weights: str = one_of(
+        "auto|int8|fp8",
+        doc="Number format to which the learner rounds the matrices of layers in each product, as `engine.weights` does. The "
+        "gradient passes the rounding, and what is trained and saved stays float32.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

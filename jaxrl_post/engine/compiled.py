@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxrl_post.engine import recurrent_rows
+from jaxrl_post.engine.eight_bit_weights import stored
 from jaxrl_post.engine.host.device import DispatchOrder
 from jaxrl_post.engine.host.wire import (
     BULK,
@@ -76,7 +77,7 @@ class Programs:
         self._fixed = dict(
             config=config,
             dtype=sizes.dtype,
-            spread=functools.partial(meshes.by_heads, mesh),
+            spread=functools.partial(meshes.by_heads, mesh, cache=attention.divided(meshes.head_axis, sizes.kv)),
             spread_states=functools.partial(meshes.by_state_heads, mesh, recurrent_rows.divided(meshes.head_axis)),
             routing=experts.Routing(
                 experts.highest, functools.partial(meshes.by_experts, mesh), choice.of_experts(mesh.devices.flat[0])
@@ -86,10 +87,10 @@ class Programs:
         )
         self._whole = meshes.replicated(mesh)
         self._blocks = meshes.slot_sharding(mesh)
-        pages = attention.Cache(meshes.cache_sharding(mesh))
-        states = jax.tree.map(
+        by_axis = functools.partial(meshes.head_axis, replicas=True)
+        pages, states = jax.tree.map(
             functools.partial(jax.sharding.NamedSharding, mesh),
-            recurrent_rows.divided(functools.partial(meshes.head_axis, replicas=True)),
+            (attention.divided(by_axis, sizes.kv), recurrent_rows.divided(by_axis)),
         )
         own = [one for one in config.kept if one.of is None]
         self._placed = State(
@@ -204,7 +205,7 @@ class Programs:
 
         def kept(one: cache_kinds.Kind) -> Any:
             if isinstance(one, cache_kinds.Pages):
-                return attention.empty(s.pages, s.page_size, one.kv_heads, one.head_dim, s.dtype)
+                return attention.empty(s.pages, s.page_size, one.kv_heads, one.head_dim, s.dtype, s.kv)
             return recurrent_rows.empty(s.slots, s.state_rows, one, s.dtype)
 
         cache = tuple(jax.tree.map(each, kept(one)) for one in self.config.kept if one.of is None)
@@ -275,13 +276,11 @@ def temporaries(
     """Returns the bytes of temporary memory on a device, by program, for an engine of these sizes.
 
     Needs shapes alone, so that a plan can use it. Weights, pages and tokens are not counted."""
-    homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
-    programs = Programs(model, mesh, replace(sizes, replicas=meshes.replicas(mesh)), drafter)
-    programs.compile(
-        jax.tree.map(
-            lambda x, home: jax.ShapeDtypeStruct(x.shape, sizes.dtype, sharding=home), decoder.abstract(model), homes
-        )
-    )
+    own = stored(model, sizes.weights)
+    homes = meshes.param_shardings(mesh, decoder.axes(own), "engine")
+    programs = Programs(own, mesh, replace(sizes, replicas=meshes.replicas(mesh)), drafter)
+    params = decoder.abstract(own, sizes.dtype)
+    programs.compile(jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home), params, homes))
     return programs.temporaries()
 
 

@@ -15,20 +15,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_post.engine.eight_bit_weights import EightBitLayout
+from jaxrl_post.kernels import eight_bits
 from jaxrl_post.models import decoder, lora
 from jaxrl_post.models.model_config import ModelConfig
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.parallel.weight_sync import Torn, WeightLayout
+from jaxrl_post.parallel.weight_sync import WeightLayout, torn_if_it_fails
 
 
-def layout(model: ModelConfig, params: Any, mesh: jax.sharding.Mesh, dtype: Any) -> WeightLayout | MergedLayout:
+def layout(
+    model: ModelConfig, params: Any, mesh: jax.sharding.Mesh, dtype: Any, weights: str = eight_bits.AUTO
+) -> WeightLayout | MergedLayout | EightBitLayout:
     """Returns what places such params on the engine's mesh: plain ones, or a lora.Adapted.
 
     Args:
       model: without additions.
+      weights: the format of the engine's matrices (kernels/eight_bits.py). AUTO: the dtype.
     """
     if isinstance(params, lora.Adapted):
+        assert weights == eight_bits.AUTO, "merged matrices have no codes"
         return MergedLayout(model, params, mesh, dtype)
+    if weights != eight_bits.AUTO:
+        return EightBitLayout(model, params, mesh, dtype, weights)
     return WeightLayout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), dtype)
 
 
@@ -94,12 +102,8 @@ class MergedLayout:
           Torn: the device or its runtime failed.
         """
         matrices, others = lora.matrices(old, self._lora)
-        try:
+        with torn_if_it_fails():
             merged = self._into(matrices, self._here, self._adapter.place(policy.adapter))
-        except jax.errors.JaxRuntimeError as error:
-            raise Torn(
-                f"the swap to new weights failed after its checks, and the old ones may be used up: {error}"
-            ) from error
         return lora.joined(merged, others)
 
     def free(self, held: Any, owned: bool) -> None:

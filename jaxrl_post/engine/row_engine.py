@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxrl_post.engine import compiled, merged_weights
 from jaxrl_post.engine import step_cost as costs
+from jaxrl_post.engine.eight_bit_weights import stored
 from jaxrl_post.engine.host import sequence
 from jaxrl_post.engine.host.admission import Admission
 from jaxrl_post.engine.host.device import DispatchOrder
@@ -52,12 +53,12 @@ class MeshDevice:
         layout: Callable[..., Any] = merged_weights.layout,
     ):
         self.layout = Layout(sizes.replicas, mesh.shape[meshes.TENSOR], mesh.shape[meshes.EXPERT])
-        self._sync = layout(model, params, mesh, sizes.dtype)
+        self._sync = layout(model, params, mesh, sizes.dtype, sizes.weights)
         self.case = self._sync.case(params)  # how weights reach the engine
         self.links = self._sync.links(params)  # bytes of a swap, by link
         self.params = self._sync.place(params)
         self.owned = self.params is not params
-        self.programs = compiled.Programs(model, mesh, sizes, drafter)
+        self.programs = compiled.Programs(stored(model, sizes.weights), mesh, sizes, drafter)
         self.programs.compile(self.params)
         self.state, self.tables = self.programs.blank()
         self.watched = self.programs.watched(drafter)

@@ -17,6 +17,7 @@ from jaxrl_post.engine.host.device import DispatchOrder
 from jaxrl_post.engine.host.wire import DispatchResult, EngineSettings
 from jaxrl_post.engine.row_engine import MeshDevice
 from jaxrl_post.engine.speculation.interface import Drafter
+from jaxrl_post.kernels import eight_bits
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import exchange, weight_sync
 from jaxrl_post.parallel import mesh as meshes
@@ -37,9 +38,16 @@ def device(learner: jax.sharding.Mesh, relays: exchange.Relays, *given: Any) -> 
 
 
 def _layout(
-    relays: exchange.Relays, sender: int, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh, dtype: Any
+    relays: exchange.Relays,
+    sender: int,
+    model: decoder.ModelConfig,
+    params: Any,
+    mesh: jax.sharding.Mesh,
+    dtype: Any,
+    weights: str,
 ) -> weight_sync.CrossingLayout:
     """Returns what brings the weights; see merged_weights.layout. `sender`: a process with a device of the learner."""
+    assert weights == eight_bits.AUTO, "codes do not cross between processes"
     homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
     return weight_sync.CrossingLayout(homes, dtype, relays, sender)
 
@@ -80,7 +88,7 @@ class DistantDevice:
     ):
         self._results = results
         self.layout = Layout(sizes.replicas, mesh.shape[meshes.TENSOR], mesh.shape[meshes.EXPERT])
-        self._sync = layout(model, params, mesh, sizes.dtype)
+        self._sync = layout(model, params, mesh, sizes.dtype, sizes.weights)
         self.case, self.links = self._sync.case(params), self._sync.links(params)
         self.params = self._sync.place(params)
 

@@ -30,6 +30,8 @@ def planned(config: configs.Config, start: inputs.Inputs) -> tuple[list[str], li
     numbers = memory_plan.arithmetic(config, len(start.train), start.longest_prompt, words)
     held = memory_plan.by_device(config, parts.memory(config, start))
     remarks = [*start.notes, *device_check.lines(config, start.model, held)]
+    if config.engine.uncorrected:
+        remarks.append("engine: rollouts of 8 bits are trained on without correction (engine.uncorrected=True)")
     return remarks, [
         memory_plan.text("Batch", numbers),
         *(memory_plan.text(f"Memory per {one}", memory_plan.table(own), "B") for one, own in held.items()),

@@ -91,6 +91,16 @@ def read(kept: Sequence[Kind]) -> int:
     return sum(one.entry for one in paged(kept))
 
 
+def held_scales(kept: Sequence[Kind], ways: int = 1) -> int:
+    """Returns the scales that a position takes in pages of codes, of all layers, as `held` counts numbers."""
+    return sum(2 * one.kv_heads for one in paged(kept) if one.of is None) // ways
+
+
+def read_scales(kept: Sequence[Kind]) -> int:
+    """Returns the scales of a position that all layers together read from pages of codes."""
+    return sum(2 * one.kv_heads for one in paged(kept))
+
+
 def places(kept: Sequence[Kind]) -> tuple[int, ...]:
     """Returns the place of each layer's pages or state among those of all layers that have their own."""
     own = [index for index, one in enumerate(kept) if one.of is None]

@@ -13,6 +13,8 @@ Outside this file `params` is a plain nested dict of arrays:
   - by the config: q_bias [N,H], k_bias and v_bias [K,H], q_norm and k_norm [H], attn_post_norm and ffw_post_norm [D],
     sinks [N], o_bias [D], layer_scalar [1], layer_gate [D,P], layer_up [P,D], layer_post_norm [D]
 
+Where the config stores 8 bits, a matrix of a layer holds codes, and NAME_scale has a number for each of its outputs.
+
 A layer with a gated delta rule in the place of attention has none of q, k, v and o. It has, with h key heads and N value heads:
 - linear_q and linear_k [D,h,K], linear_v and linear_z [D,N,V], linear_rate and linear_decay [D,N], linear_norm [V]
 - conv_q and conv_k [W,h,K], conv_v [W,N,V], dt_bias and a_log [N], linear_o [N,V,D]
@@ -140,9 +142,9 @@ def _leaves(config: ModelConfig, function: Callable) -> dict:
     return traverse_util.unflatten_dict(leaves)
 
 
-def abstract(config: ModelConfig) -> dict:
-    """Returns the tree of params as float32 ShapeDtypeStructs."""
-    return _leaves(config, lambda path, shape, about: jax.ShapeDtypeStruct(shape, jnp.float32))
+def abstract(config: ModelConfig, dtype: Any = jnp.float32) -> dict:
+    """Returns the tree of params as ShapeDtypeStructs of this dtype. Codes and their scales have their own."""
+    return _leaves(config, lambda path, shape, about: jax.ShapeDtypeStruct(shape, about["own"] or dtype))
 
 
 def groups(config: ModelConfig) -> list[tuple[int, ...]]:

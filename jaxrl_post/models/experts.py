@@ -22,18 +22,23 @@ from jaxrl_post.models.model_config import ACTIVATIONS, Experts, ModelConfig
 ALPHA = 1.702  # of the sigmoid behind `Experts.limit`
 
 
+def ragged_product(rows: Float[Array, "M K"], matrices: Array, sizes: Int[Array, " E"]) -> Float[Array, "M N"]:
+    """Returns jax.lax.ragged_dot in the dtype of the rows. matrices [E, K, N] may be codes."""
+    return jax.lax.ragged_dot(rows, matrices.astype(rows.dtype), sizes)
+
+
 class Routing(NamedTuple):
     """How the rows of a program come to their experts.
 
     - choose: (layer, scores f32[..., E], per_token, cache) -> (int32[..., k], cache). The cache is that of `attend`.
     - spread: (run, axes) -> a function like `run`, which is `mixed` of a layer, that each device runs on its own part of
       the rows and the matrices. axes: the logical axis names of each matrix.
-    - multiply: (rows sorted by expert, matrices, rows of each expert) -> products, as jax.lax.ragged_dot.
+    - multiply: (rows sorted by expert, matrices, rows of each expert) -> products, as `ragged_product`.
     """
 
     choose: Callable
     spread: Callable
-    multiply: Callable = jax.lax.ragged_dot
+    multiply: Callable = ragged_product
 
 
 def highest(
@@ -114,7 +119,7 @@ def mixed(
     experts: Experts,
     activation: str,
     lora_scale: float = 0.0,
-    multiply: Callable = jax.lax.ragged_dot,
+    multiply: Callable = ragged_product,
 ) -> Float[Array, "*rows D"]:
     """Returns the weighted sum of each row's experts, in float32 or wider.
 
@@ -125,7 +130,8 @@ def mixed(
     Args:
       ids: from 0 to below E; others are of experts without matrices.
       matrices: gate and up [E, D, F], down [E, F, D], and gate_bias and up_bias [E, F] where the experts have biases. A
-        matrix [E, inputs, outputs] may have a low-rank addition: NAME_a [E, inputs, r] and NAME_b [E, r, outputs].
+        matrix [E, inputs, outputs] may have a low-rank addition: NAME_a [E, inputs, r] and NAME_b [E, r, outputs]. Or it is
+        codes of 8 bits, with NAME_scale [E, outputs].
       lora_scale: factor of A B.
       multiply: as in `Routing`.
     """
@@ -145,7 +151,10 @@ def mixed(
         return jnp.where((sorted_experts < count)[:, None], rows, 0) if some else rows
 
     def grouped(rows: Array, name: str) -> Array:
-        return multiply(rows, matrices[name].astype(x.dtype), sizes)
+        matrix, scale = matrices[name], matrices.get(f"{name}_scale")
+        if scale is None:
+            return multiply(rows, matrix.astype(x.dtype), sizes)
+        return (multiply(rows, matrix, sizes).astype(scale.dtype) * scale[places]).astype(x.dtype)
 
     def product(rows: Array, name: str) -> Array:
         rows = known(rows)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from jaxrl_post.kernels import eight_bits
 from jaxrl_post.models import experts as mixture
 from jaxrl_post.models.layer_loop import PROJECTED, STREAM, Callbacks, named
 from jaxrl_post.models.model_config import ACTIVATIONS, Experts, Lora, ModelConfig
@@ -58,6 +59,13 @@ EXPERT_AXES = {
     "down_b": ("expert", None, "embed"),
 }
 
+_SCALE_AXES = {"gate_scale": ("expert", "ffw"), "up_scale": ("expert", "ffw"), "down_scale": ("expert", "embed")}
+# Matrices that may have 8 bits. Decays and rates of a recurrent state, and routers, keep the bits that they have.
+EIGHT_BITS = (
+    *(name for name in PRODUCTS if name not in ("linear_rate", "linear_decay")),
+    *(f"{which}_{name}" for which in ("experts", "shared") for name in FEED_FORWARD),
+)
+
 
 def product(leaf: str) -> str:
     """Returns the product in which a matrix takes part: of experts_gate and shared_gate it is gate."""
@@ -87,6 +95,12 @@ def leading(leaf: str) -> int:
     return int(leaf.startswith("experts_"))
 
 
+def input_axes(leaf: str) -> tuple[int, ...]:
+    """Returns the axes of a matrix that its product sums over."""
+    first = leading(leaf)
+    return tuple(range(first, first + len(PRODUCTS[product(leaf)][0])))
+
+
 def _wide(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
@@ -110,9 +124,13 @@ def _rotate(x: Array, cos: Array, sin: Array) -> Array:
     return out if turned == x.shape[-1] else jnp.concatenate([out, x[..., turned:]], axis=-1)
 
 
-def param(shape: tuple[int, ...], axes: tuple[str | None, ...], *, std: float = 0.0, mean: float = 0.0) -> nnx.Param:
-    """Returns a weight without an array: its shape, its logical axes, and the law of its random values."""
-    return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), axes=axes, std=std, mean=mean)
+def param(
+    shape: tuple[int, ...], axes: tuple[str | None, ...], *, std: float = 0.0, mean: float = 0.0, own: Any = None
+) -> nnx.Param:
+    """Returns a weight without an array: its shape, its logical axes, and the law of its random values.
+
+    own: its dtype, where it is not that of all weights."""
+    return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), axes=axes, std=std, mean=mean, own=own)
 
 
 def _low_rank_of(whole: nnx.Param, rank: int, first: int, inputs: int) -> tuple[nnx.Param, nnx.Param]:
@@ -167,6 +185,19 @@ class Layer(nnx.Module):
                     setattr(self, name, param((c.embed,), (None,), mean=one))
         if c.lora:
             self._add_low_rank(c.lora)
+        if c.eight_bits and c.eight_bits.stored:
+            self._store_codes(eight_bits.FORMATS[c.eight_bits.name].dtype)
+
+    def _store_codes(self, dtype: Any) -> None:
+        """Makes codes of the matrices, and a scale for each of their outputs."""
+        for name in EIGHT_BITS:
+            if hasattr(self, name):
+                summed, whole = input_axes(name), getattr(self, name)
+                shape, axes = whole.get_value().shape, whole.get_metadata()["axes"]
+                outputs = [at for at in range(len(shape)) if at not in summed]
+                setattr(self, name, param(shape, axes, own=dtype))
+                scale = tuple(shape[at] for at in outputs), tuple(axes[at] for at in outputs)
+                setattr(self, f"{name}_scale", param(*scale, mean=1.0, own=jnp.dtype(jnp.float32)))
 
     def _add_mixer(self, c: ModelConfig, into: float, out: float) -> None:
         """Makes what the layer has for other rows: attention."""
@@ -310,14 +341,18 @@ class Layer(nnx.Module):
             ids, cache = routing.choose(self.index, scores, e.per_token, cache)
             gates = mixture.gates(scores, ids, e)
             gates = gates * mixture.taken(jnp.asarray(self.expert_scale[...], wide), ids) if e.beside else gates
-        names = [name for name in EXPERT_AXES if hasattr(self, f"experts_{name}")]
+        axes = EXPERT_AXES | _SCALE_AXES
+        names = [name for name in axes if hasattr(self, f"experts_{name}")]
         matrices = {name: jnp.asarray(getattr(self, f"experts_{name}")[...]) for name in names}
+        if self.config.eight_bits and not self.config.eight_bits.stored:  # here, because scales are of whole matrices
+            for name in FEED_FORWARD:
+                matrices[name], matrices[f"{name}_scale"] = self._matrix(f"experts_{name}", x.dtype)
         last = matrices.pop("down_bias", None)
         with jax.named_scope("experts"):
             scale = self.config.lora.scale if self.config.lora else 0.0
             fixed = dict(experts=e, activation=self.config.activation, lora_scale=scale, multiply=routing.multiply)
             run = functools.partial(mixture.mixed, **fixed)
-            run = routing.spread(run, {name: EXPERT_AXES[name] for name in matrices})
+            run = routing.spread(run, {name: axes[name] for name in matrices})
             out = run(x, ids, gates, matrices)
             if last is not None:  # once, and not in each part of a matrix that is split
                 out = out + jnp.einsum("...k,...kd->...d", gates, last.astype(wide)[ids])
@@ -336,10 +371,18 @@ class Layer(nnx.Module):
     def _product(self, name: str, x: Array) -> Array:
         """Returns x times a matrix, with its low-rank addition where it has one."""
         inputs, outputs = PRODUCTS[product(name)]
-        form = f"...{inputs},{inputs}{outputs}->...{outputs}"
-        return self._with_addition(
-            named(jnp.einsum(form, x, getattr(self, name)[...].astype(x.dtype)), PROJECTED), name, x
-        )
+        matrix, scale = self._matrix(name, x.dtype)
+        out = _scaled(jnp.einsum(f"...{inputs},{inputs}{outputs}->...{outputs}", x, matrix), scale)
+        return self._with_addition(named(out, PROJECTED), name, x)
+
+    def _matrix(self, name: str, dtype: Any) -> tuple[Array, Array | None]:
+        """Returns a matrix in the dtype of its use. Where it has 8 bits, it is codes, and the scales of its outputs follow."""
+        matrix, bits = getattr(self, name)[...], self.config.eight_bits
+        if bits is None or name not in EIGHT_BITS:
+            return matrix.astype(dtype), None
+        if bits.stored:
+            return matrix.astype(dtype), getattr(self, f"{name}_scale")[...]
+        return eight_bits.rounded(matrix.astype(dtype), input_axes(name), bits.name)
 
     def _with_addition(self, out: Array, name: str, x: Array) -> Array:
         """Returns `out`, the product of x with a matrix, plus that of its low-rank addition where it has one."""
@@ -407,9 +450,12 @@ class PairedInner(Layer):
     def _both(self, name: str, x: Array) -> tuple[Array, Array]:
         """Returns the products of x with both matrices of a pair, with their low-rank additions."""
         rest = "hk"[: getattr(self, name).get_value().ndim - 2]
-        made = jnp.einsum(f"p...d,pd{rest}->p...{rest}", _twice(x), getattr(self, name)[...].astype(x.dtype))
         halves, low, lora = self.matrix_pairs[name], self._low_pairs(name), self.config.lora
-        first, second = (named(one, PROJECTED) for one in made)
+        both, scales, bits = getattr(self, name)[...].astype(x.dtype), (None, None), self.config.eight_bits
+        if bits and halves[0] in EIGHT_BITS:
+            both, scales = eight_bits.rounded(both, (1,), bits.name)
+        made = jnp.einsum(f"p...d,pd{rest}->p...{rest}", _twice(x), both)
+        first, second = (named(_scaled(*one), PROJECTED) for one in zip(made, scales, strict=True))
         if lora is None or not low:
             return self._with_addition(first, halves[0], x), self._with_addition(second, halves[1], x)
         with jax.named_scope("lora"):
@@ -451,6 +497,11 @@ class PairedLayer(PairedInner):
         q = self._product("q", x)
         k, v = self._both("k_v", x)
         return {"q": q, "k": k, "v": v}
+
+
+def _scaled(out: Array, scale: Array | None) -> Array:
+    """Returns the product with codes [..., *outputs], times the scale of each output; None: of a matrix without codes."""
+    return out if scale is None else (_wide(out) * scale).astype(out.dtype)
 
 
 def _twice(x: Array) -> Array:

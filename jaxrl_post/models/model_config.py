@@ -114,6 +114,17 @@ class Experts(NamedTuple):
     beside: bool = False
 
 
+class EightBits(NamedTuple):
+    """Matrices of layers have 8 bits (kernels/eight_bits.py).
+
+    - name: of the format
+    - stored: weights are codes, with a scale beside each matrix. Else they are as ever, and each product rounds its matrix.
+    """
+
+    name: str
+    stored: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Shape and variant of a decoder.
@@ -144,6 +155,7 @@ class ModelConfig:
       (gpt-oss, arXiv 2508.10925; after StreamingLLM, arXiv 2309.17453). `query_scale` and `attn_soft_cap` leave it alone.
     - o_bias: a bias is added to the output product of attention (gpt-oss).
     - lora: None, or additions with weights of their own, which the learner trains in place of all others
+    - eight_bits: None, or how the matrices of layers have 8 bits
     - scalar: the head is one number for each token, not the scores of all tokens: a reward model
     - family: the family that it was read as (models/families.py), used when it is written. It changes no computation.
     """
@@ -185,6 +197,7 @@ class ModelConfig:
     query_scale: float | None = None
     experts: Experts | None = None
     lora: Lora | None = None
+    eight_bits: EightBits | None = None
     scalar: bool = False
     family: str = field(default="", compare=False)
 

@@ -353,19 +353,19 @@ def cache_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(REPLICAS, None, None, TENSOR))
 
 
-def by_heads(mesh: Mesh, attend: Callable) -> Callable:
+def by_heads(mesh: Mesh, attend: Callable, cache: Any = None) -> Callable:
     """Returns `attend` of one replica such that every device runs it on its own heads.
 
     `attend(q [R, N, H], cache of [pages, page, 2K, H], rows) -> [R, N, H]`, with sinks [N] behind the rows where a model
-    has them. Two kinds of `attend` need this:
+    has them. `cache`: how the arrays of one replica's cache are divided; None: there are pages alone. Two kinds need this:
     - A kernel written by hand, which the compiler cannot split.
     - A loop over pages. vmap would make one loop for all replicas: as long as the longest, with a collective in every
       iteration.
 
     Map over replicas by vmap(..., spmd_axis_name=REPLICAS).
     """
-    heads, pages = PartitionSpec(None, TENSOR), PartitionSpec(None, None, TENSOR)
-    specs = heads, pages, PartitionSpec(), PartitionSpec(TENSOR)
+    heads = PartitionSpec(None, TENSOR)
+    specs = heads, cache or PartitionSpec(None, None, TENSOR), PartitionSpec(), PartitionSpec(TENSOR)
 
     def run(*given):
         mine = specs[: len(given)]

@@ -14,7 +14,8 @@ engine. No weight passes the memory of a host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,6 +29,17 @@ from jaxrl_post.parallel.exchange import Relays
 
 class Torn(RuntimeError):
     """A swap failed after its checks. The old weights may be used up, so the engine cannot continue."""
+
+
+@contextlib.contextmanager
+def torn_if_it_fails() -> Iterator[None]:
+    """Raises Torn where the device or its runtime fails within."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        raise Torn(
+            f"the swap to new weights failed after its checks, and the old ones may be used up: {error}"
+        ) from error
 
 
 class NotFinite(ValueError):
@@ -54,7 +66,7 @@ def _finite(tree: Any) -> Any:
 
 
 class WeightLayout:
-    """The engine's placement of weights: `shardings`, a tree like the weights, and `dtype`."""
+    """The engine's placement of weights: `shardings`, a tree like the weights, and `dtype`. None: that of each leaf."""
 
     def __init__(self, shardings: Any, dtype: Any):
         self.shardings, self.dtype = shardings, dtype
@@ -65,14 +77,17 @@ class WeightLayout:
         self._copied = jax.jit(lambda leaves: [jnp.array(x, dtype=self.dtype, copy=True) for x in leaves])
 
     def _cast(self, tree: Any) -> Any:
-        return jax.tree.map(lambda x: x.astype(self.dtype), tree)
+        return jax.tree.map(lambda x: x.astype(self._dtype_of(x)), tree)
+
+    def _dtype_of(self, leaf: Any) -> Any:
+        return leaf.dtype if self.dtype is None else self.dtype
 
     def case(self, params: Any) -> str:
         """Returns "shared", "cast" or "relayout"."""
         pairs = list(zip(jax.tree.leaves(params), jax.tree.leaves(self.shardings), strict=True))
         if not all(x.sharding.is_equivalent_to(want, x.ndim) for x, want in pairs):
             return "relayout"
-        return "shared" if all(x.dtype == self.dtype for x, _ in pairs) else "cast"
+        return "shared" if all(x.dtype == self._dtype_of(x) for x, _ in pairs) else "cast"
 
     def check(self, old: Any, new: Any) -> None:
         """Checks new weights before a swap.
@@ -111,12 +126,8 @@ class WeightLayout:
         Raises:
           Torn: the device or its runtime failed.
         """
-        try:
+        with torn_if_it_fails():
             return self._replaced(old, new, owned)
-        except jax.errors.JaxRuntimeError as error:
-            raise Torn(
-                f"the swap to new weights failed after its checks, and the old ones may be used up: {error}"
-            ) from error
 
     def _replaced(self, old: Any, new: Any, owned: bool) -> Any:
         case = self.case(new)
@@ -168,15 +179,28 @@ class WeightLayout:
         """Returns a group of leaves in this layout, as copies."""
         if leaves[0].sharding.device_set == homes[0].device_set:
             return relayout.relaid(leaves, homes, self.dtype)
-        keep = all(leaf.dtype == self.dtype for leaf in leaves) and not _shares(leaves[0].sharding, homes[0])
+        keep = all(leaf.dtype == self._dtype_of(leaf) for leaf in leaves) and not _shares(leaves[0].sharding, homes[0])
         # Waits, because copies of later groups would take memory beside this one.
         return jax.block_until_ready(relayout.handed_over(leaves if keep else self._copied(leaves), homes))
 
     def links(self, params: Any) -> Mapping[str, int]:
         """Returns how many bytes a swap to these weights moves, by link. Nothing moves where they are shared."""
-        if self.case(params) == "shared":
-            return dict.fromkeys(relayout.LINKS, 0)
-        return relayout.links(jax.tree.leaves(params), jax.tree.leaves(self.shardings), self.dtype)
+        return self.nothing_moves() if self.case(params) == "shared" else self.moved_by_link(params)
+
+    def moved_by_link(self, params: Any) -> dict[str, int]:
+        """Returns the bytes that reach devices of the engine where nothing is shared, by link. params: arrays, or shapes with places."""
+        found = self.nothing_moves()
+        leaves = list(zip(jax.tree.leaves(params), jax.tree.leaves(self.shardings), strict=True))
+        for dtype in {self._dtype_of(leaf) for leaf, _ in leaves}:
+            some = [one for one in leaves if self._dtype_of(one[0]) == dtype]
+            for link, size in relayout.links(*zip(*some, strict=True), dtype).items():
+                found[link] += size
+        return found
+
+    @staticmethod
+    def nothing_moves() -> dict[str, int]:
+        """Returns no bytes for each link."""
+        return dict.fromkeys(relayout.LINKS, 0)
 
 
 class CrossingLayout(WeightLayout):

@@ -118,4 +118,7 @@ def link_floor(config, model) -> float:
 
 
 if __name__ == "__main__":
+    from jaxrl_post.launch.plan import device_less
+
+    device_less.take_none()
     print(json.dumps(main(*sys.argv[1:])))

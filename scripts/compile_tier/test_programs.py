@@ -17,6 +17,7 @@ import roofline
 from targets import TARGETS, memory, shard_bytes
 
 from jaxrl_post.engine.compiled import Programs
+from jaxrl_post.engine.eight_bit_weights import stored
 from jaxrl_post.engine.host.wire import EngineSettings
 from jaxrl_post.models import cache_kinds, decoder
 from jaxrl_post.models.presets import PRESETS
@@ -41,15 +42,15 @@ def compile_seconds():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def programs_of(model, mesh, row_sizes: tuple[int, ...], prompt_rows: int = 0, **other: int) -> tuple[Programs, Any]:
+def programs_of(model, mesh, row_sizes: tuple[int, ...], prompt_rows: int = 0, **other: Any) -> tuple[Programs, Any]:
     """Returns the compiled programs of an engine, and its weights. `other`: sizes that differ from those above."""
     given = dict(slots=SLOTS, max_length=LENGTH, page_size=PAGE, pages=PAGES, head_rows=HEADS, steps_per_dispatch=STEPS)
     given |= dict(replicas=meshes.replicas(mesh), row_sizes=row_sizes, prompt_rows=prompt_rows, dtype=jnp.bfloat16)
-    programs = Programs(model, mesh, EngineSettings(**(given | other)))
+    settings = EngineSettings(**(given | other))
+    model = stored(model, settings.weights)
+    programs, shapes = Programs(model, mesh, settings), decoder.abstract(model, jnp.bfloat16)
     homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
-    weights = jax.tree.map(
-        lambda x, home: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=home), decoder.abstract(model), homes
-    )
+    weights = jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home), shapes, homes)
     programs.compile(weights)
     return programs, weights
 

@@ -35,6 +35,7 @@ PLATFORM = "cpu"
 BOUNDS = {"x64": (np.float64, 1e-12), "f32": (np.float32, 5e-6)}
 SEEN = 1e-3
 STEPS, SEEDS, STARTING = 6, tuple(range(4)), 1
+LONG_S = 1800.0  # of a run of long rollouts, at most
 DEMO = [
     "--config=configs/demo/context.py",
     "--config.checkpoint.every=1",
@@ -129,7 +130,7 @@ def _long(record) -> None:
         for name, context in (("shared", 4), ("whole", 1)):
             sizes = [f"--config.mesh.context={context}", f"--config.batch.rows={4 // context}"]
             run = Runs(record, here, [*LONG, *more, *sizes], 1)
-            _, seconds = run.finish(name)
+            _, seconds = run.finish(name, LONG_S)
             record.figure(f"long.{name}.seconds", round(seconds, 1))
             rollouts = [
                 rollout

@@ -53,7 +53,8 @@ class EngineSettings:
     leave of a token that is recorded; 0 records none. `route_words`: the words of its route through the experts, behind
     them; 0 records none. `recurrent`: layers have a recurrent state, which lies in a slot and not in pages; the engine
     sets it by its model. `verifies`: tokens may be proposed. Without it, recurrent layers keep no rows that may be rejected.
-    Candidates then get no rows of their own there."""
+    Candidates then get no rows of their own there. `weights`, `kv`: the formats of matrices and of keys and values
+    (kernels/eight_bits.py); "auto": they have `dtype`."""
 
     replicas: int = 1
     slots: int
@@ -73,6 +74,8 @@ class EngineSettings:
     route_words: int = 0
     recurrent: bool = False
     verifies: bool = True
+    weights: str = "auto"
+    kv: str = "auto"
 
     @property
     def record(self) -> int:

@@ -27,13 +27,14 @@ from jaxrl_post.engine.row_engine import MeshDevice, RowEngine
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.engine.speculation.registry import DRAFTERS
 from jaxrl_post.engine.speculation.speculation import Drafting
-from jaxrl_post.kernels import choice, hardware
+from jaxrl_post.kernels import choice, eight_bits, hardware
 from jaxrl_post.launch import own_process
 from jaxrl_post.launch.parts import adapter as adapters
 from jaxrl_post.launch.parts import second_models
 from jaxrl_post.launch.parts.inputs import Inputs, PolicyFiles
 from jaxrl_post.launch.plan import memory_plan
 from jaxrl_post.models import cache_kinds, decoder
+from jaxrl_post.models.model_config import EightBits
 from jaxrl_post.parallel import exchange
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.parallel.processes import say
@@ -130,6 +131,7 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
     if devices.engine and devices.on_whole_hosts:
         make = functools.partial(learner_hosts.learner, devices.relays)
     model = adapters.adapting(config.lora, model)
+    bits = None if config.model.weights == eight_bits.AUTO else EightBits(config.model.weights, stored=False)
     settings = LearnerSettings(
         algorithm=config.algorithm,
         optimizer=config.optimizer,
@@ -148,7 +150,7 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
         route_words=memory_plan.route_words(config, model),
     )
     return make(
-        model,
+        dataclasses.replace(model, eight_bits=bits),
         mesh=devices.learner,
         settings=settings,
         **adapters.weights(config, model, params, adapter),
@@ -231,6 +233,8 @@ def engine_sizes(config: Config, layout: Layout, model: decoder.ModelConfig | No
         prompt_rows=c.prompt_rows * more,
         dtype=jnp.dtype(c.dtype),
         verifies=config.verifies,
+        weights=c.weights,
+        kv=c.kv,
     )
 
 
@@ -242,9 +246,8 @@ def replicas(
     Raises:
       ValueError: a kind of device without an analytic cost.
     """
-    size = jnp.dtype(config.engine.dtype).itemsize
-    kv_bytes = cache_kinds.read(model.kept) * size
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(model))) * size / 2  # a Shape is in 2 bytes
+    kv_bytes = memory_plan.position_bytes(config, cache_kinds.read(model.kept), cache_kinds.read_scales(model.kept))
+    parameters = memory_plan.engine_weights(config, model) / 2  # a Shape is in 2 bytes
     shape = step_cost.Shape(active=parameters, parameters=parameters, kv_bytes=kv_bytes)
     out = {}
     for layout in layouts(config):

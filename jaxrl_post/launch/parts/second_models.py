@@ -156,6 +156,7 @@ def refuse_whole_hosts(config: Config) -> None:
     every = f"by every process, and with mesh.engine={c.mesh.engine} some have no device of the engine; {near}"
     for used, sentence in (
         (c.lora.rank, f"lora.rank={c.lora.rank} {apart}"),
+        (c.engine.weights != "auto", f"engine.weights={c.engine.weights!r} {apart}"),
         (c.algorithm.needs_critic, f"algorithm.adv_estimator={c.algorithm.adv_estimator!r} {state}"),
         (c.algorithm.kl_target, f"algorithm.kl_target={c.algorithm.kl_target} {state}"),
         (c.algorithm.needs_teacher, f"teacher.path={c.teacher.path} {apart}"),

@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
 from jaxrl_post.config import Config
 from jaxrl_post.engine import recurrent_rows
+from jaxrl_post.engine.eight_bit_weights import stored
 from jaxrl_post.engine.host.wire import most_new, state_rows
+from jaxrl_post.kernels.eight_bits import AUTO
 from jaxrl_post.launch.parts import adapter, second_models
 from jaxrl_post.launch.plan import activations
 from jaxrl_post.launch.plan.activations import SIZES
@@ -197,7 +200,8 @@ def memory(
     frozen = Item(Kind.BASE, f"weights (frozen, {base})", SIZES[base] * learner)
     lent = SIZES[sums] * trained if config.lent else 0
     waiting = activations.offloaded(config, model)
-    pages = f"KV pages ({config.pages} of {config.engine.page_size} tokens, {dtype})"
+    kv = dtype if config.engine.kv == AUTO else config.engine.kv
+    pages = f"KV pages ({config.pages} of {config.engine.page_size} tokens, {kv})"
     if cache_kinds.states(model.kept):
         pages += f" and recurrent states of {config.engine.slots} slots"
     return (
@@ -250,8 +254,11 @@ def _of_engine(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
     shapes, homes = decoder.abstract(model), _engine_homes(config, model)
     case, dtype, engine = swap_case(config), config.engine.dtype, _elements(shapes, homes)
     if not config.lora.rank:
-        own = engine if case != "shared" or config.engine.layouts else 0
-        return (Item(Kind.ENGINE_WEIGHTS, f"weights (engine, {dtype}, {case})", SIZES[dtype] * own),)
+        own, form = stored(model, config.engine.weights), config.engine.weights
+        name = dtype if form == AUTO else f"matrices in {form}, else {dtype}"
+        whole = _bytes(decoder.abstract(own, jnp.dtype(dtype)), _engine_homes(config, own))
+        size = whole if case != "shared" or config.engine.layouts else 0
+        return (Item(Kind.ENGINE_WEIGHTS, f"weights (engine, {name}, {case})", size),)
     base, added = config.lora.base_dtype, adapter.adapting(config.lora, model).lora
     merged = _elements(*(lora.matrices(tree, added)[0] for tree in (shapes, homes)))
     own = merged if case == "merge" and dtype == base else engine
@@ -473,11 +480,13 @@ def of_host() -> int:
 def swap_case(config: Config) -> str:
     """Returns how weights reach the engine: "shared", "cast" or "relayout" (another sharding).
 
-    Of low-rank additions: "merge", or "relayout and merge".
+    Of low-rank additions: "merge", or "relayout and merge". In 8 bits: "code", or "code and relayout".
     """
     apart = config.mesh.fsdp > 1 or config.mesh.engine or not config.mesh.alike
     if config.lora.rank:
         return "relayout and merge" if apart else "merge"
+    if config.engine.weights != AUTO:
+        return "code and relayout" if apart else "code"
     if apart:
         return "relayout"
     return "shared" if config.engine.dtype == "float32" else "cast"
@@ -489,12 +498,32 @@ def _elements(shapes: Any, shardings: Any) -> int:
     return sum(int(np.prod(sharding.shard_shape(shape.shape))) for shape, sharding in leaves)
 
 
+def _bytes(shapes: Any, shardings: Any) -> int:
+    """Returns the bytes of weights on one device, whose leaves have dtypes of their own."""
+    leaves = zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True)
+    return sum(int(np.prod(sharding.shard_shape(one.shape))) * one.dtype.itemsize for one, sharding in leaves)
+
+
+def engine_weights(config: Config, model: decoder.ModelConfig) -> int:
+    """Returns the bytes of the engine's weights, undivided."""
+    shapes = decoder.abstract(stored(model, config.engine.weights), jnp.dtype(config.engine.dtype))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+
+
+def position_bytes(config: Config, numbers: int, scales: int) -> int:
+    """Returns the bytes of a position in the KV cache, of so many numbers. In 8 bits it has scales too, in float32."""
+    if config.engine.kv == AUTO:
+        return numbers * SIZES[config.engine.dtype]
+    return numbers + SIZES["float32"] * scales
+
+
 def _cache(config: Config, model: decoder.ModelConfig) -> int:
     """Returns the bytes of one replica's pages and recurrent states, on each of its devices. Rows of a file need none."""
     if config.engine.name != "rows" and not config.eval.prompts:
         return 0
-    positions, size = config.pages * config.engine.page_size, SIZES[config.engine.dtype]
-    pages = positions * cache_kinds.held(model.kept, config.mesh.engine_parts) * size
+    positions, ways = config.pages * config.engine.page_size, config.mesh.engine_parts
+    each = cache_kinds.held(model.kept, ways), cache_kinds.held_scales(model.kept, ways)
+    pages = positions * position_bytes(config, *each)
 
     def states() -> list:
         e = config.engine

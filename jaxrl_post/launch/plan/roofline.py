@@ -13,7 +13,7 @@ import jax
 from jaxrl_post.config import Config
 from jaxrl_post.engine.step_cost import DecodeCost
 from jaxrl_post.launch.parts import adapter
-from jaxrl_post.launch.plan import activations
+from jaxrl_post.launch.plan import activations, memory_plan
 from jaxrl_post.launch.plan.chips import Slice
 from jaxrl_post.models import cache_kinds, decoder, lora
 
@@ -72,12 +72,13 @@ def engine_step(config: Config, model: decoder.ModelConfig, where: Slice, prompt
       prompt: tokens of a prompt.
     """
     m, ways = config.mesh, config.mesh.engine_parts
-    size, steps = activations.SIZES[config.engine.dtype], config.engine.steps_per_dispatch
+    size, steps = _weight_size(config, model), config.engine.steps_per_dispatch
+    position = memory_plan.position_bytes(config, cache_kinds.read(model.kept), cache_kinds.read_scales(model.kept))
     memory, arithmetic = where.chip.bandwidth * MEMORY * ways, where.chip.flops * PREFILL * ways
     prompt = max(prompt, 1)
     return DecodeCost(
         weights_s=size * (_held(model, m.engine_experts) - model.row_weights) / memory,
-        token_s=cache_kinds.read(model.kept) * size / memory,
+        token_s=position / memory,
         row_s=2 * used(model) / arithmetic,
         fixed_s=_sums(config, model) + DISPATCH_S / steps,
         request_s=SLOT_S * config.replicas / steps
@@ -146,6 +147,11 @@ def _held(model: decoder.ModelConfig, parts: int) -> int:
     return parameters(model) - (count - count // parts) * _expert(model)
 
 
+def _weight_size(config: Config, model: decoder.ModelConfig) -> float:
+    """Returns the bytes of one of the engine's weights, on average."""
+    return memory_plan.engine_weights(config, model) / parameters(model)
+
+
 def used(model: decoder.ModelConfig) -> int:
     """Returns the number of weights that a token is multiplied by: of the experts, those that it goes to."""
     e = model.experts
@@ -198,7 +204,7 @@ def publish(config: Config, model: decoder.ModelConfig, where: Slice) -> float:
     """Returns the seconds in which new weights reach the engine.
 
     Each device gets its part of a replica's weights, less what it has. The nearest copy is of fsdp x tensor devices."""
-    m, size = config.mesh, activations.SIZES[config.engine.dtype]
+    m, size = config.mesh, _weight_size(config, model)
     held = _held(model, m.engine_experts)
     if m.fsdp == 1 and not m.engine and m.alike:
         return held / m.engine_parts * (4 + size) / (where.chip.bandwidth * MEMORY)  # a cast in place

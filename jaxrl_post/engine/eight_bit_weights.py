@@ -1,0 +1,127 @@
+"""The engine's weights in 8 bits: at a publish one program makes codes and scales of the learner's weights.
+
+Where the layouts agree, it writes into the buffers of the old codes. Else codes are made in the learner's layout, a group of
+leaves at a time, and they move as other weights do. No device holds a second copy of the weights in more bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+
+from jaxrl_post.kernels import eight_bits
+from jaxrl_post.models import decoder
+from jaxrl_post.models.layer import EIGHT_BITS, input_axes
+from jaxrl_post.models.model_config import EightBits, ModelConfig
+from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.parallel import relayout, weight_sync
+
+
+def stored(model: ModelConfig, name: str) -> ModelConfig:
+    """Returns the model whose layers hold codes of this format. AUTO: the model itself."""
+    return replace(model, eight_bits=None if name == eight_bits.AUTO else EightBits(name, stored=True))
+
+
+def coded(params: Mapping, name: str, dtype: Any) -> dict:
+    """Returns a tree of plain params as `stored` has it. Other leaves get the dtype.
+
+    Codes are made of the weights in this dtype, as the learner's products do (models/layer.py).
+    """
+    out: dict[str, Any] = {}
+    for key, leaf in params.items():
+        if isinstance(leaf, Mapping):
+            out[key] = coded(leaf, name, dtype)
+        elif key in EIGHT_BITS:
+            out[key], scale = eight_bits.codes(leaf.astype(dtype), input_axes(key), name)
+            out[f"{key}_scale"] = scale.astype(jnp.float32)
+        else:
+            out[key] = leaf.astype(dtype)
+    return out
+
+
+class EightBitLayout(weight_sync.WeightLayout):
+    """Does with codes and scales what WeightLayout does with plain weights. The engine always owns them.
+
+    Args:
+      params: the learner's, or others of the same shapes and places.
+    """
+
+    def __init__(self, model: ModelConfig, params: Any, mesh: jax.sharding.Mesh, dtype: Any, name: str):
+        axes = decoder.axes(stored(model, name))
+        homes = meshes.param_shardings(mesh, axes, "engine")
+        super().__init__(homes, None)
+        self._shapes = jax.eval_shape(lambda: params)
+        self._plain = weight_sync.WeightLayout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), dtype)
+        there = jax.tree.leaves(params)[0].sharding.mesh
+        self._there = traverse_util.flatten_dict(meshes.param_shardings(there, axes, "learner"))
+        self._make = functools.partial(coded, name=name, dtype=dtype)
+        self._first_codes = jax.jit(self._make, out_shardings=homes)
+        self._into_codes = jax.jit(
+            lambda old, new: self._make(new), out_shardings=homes, donate_argnums=0, keep_unused=True
+        )
+
+    def case(self, params: Any) -> str:
+        """Returns "code", or "code and relayout" where codes travel to another layout."""
+        return "code and relayout" if self._plain.case(params) == "relayout" else "code"
+
+    def links(self, params: Any) -> Mapping[str, int]:
+        """Returns how many bytes a swap moves, by link: those of codes and scales, or nothing where they are in place."""
+        if self.case(params) == "code":
+            return self.nothing_moves()
+        made = traverse_util.flatten_dict(jax.eval_shape(self._make, params))
+        placed = {path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._there[path]) for path, x in made.items()}
+        return self.moved_by_link(traverse_util.unflatten_dict(placed))
+
+    def check(self, old: Any, params: Any) -> None:
+        """Checks new weights before a swap, as WeightLayout does."""
+        self._plain.check(self._shapes, params)
+
+    def place(self, params: Any) -> Any:
+        """Returns the first weights."""
+        return self._first_codes(params) if self.case(params) == "code" else self._coded_and_moved(params)
+
+    def memory(self, old: Any, params: Any) -> Any:
+        """Returns the compiler's `memory_analysis()` of the program that `replace` runs where the layouts agree."""
+        return self._into_codes.lower(old, params).compile().memory_analysis()
+
+    def bring(self, held: Any, owned: bool) -> tuple[Any, bool]:
+        """Returns codes and scales of another layout in this one, as WeightLayout does. Nobody else uses them."""
+        return super().bring(held, owned=True)
+
+    def _replaced(self, old: Any, new: Any, owned: bool) -> Any:
+        return self._into_codes(old, new) if self.case(new) == "code" else self._coded_and_moved(new, old)
+
+    def _coded_and_moved(self, params: Any, old: Any = None) -> Any:
+        """Returns codes and scales in this layout. Frees the old ones of each group, if given, before new ones arrive."""
+        flat, homes = traverse_util.flatten_dict(params), traverse_util.flatten_dict(self.shardings)
+        held, out = traverse_util.flatten_dict(old) if old is not None else {}, {}
+        plain = traverse_util.flatten_dict(self._plain.shardings)
+        paths = list(flat)
+        for group in relayout.groups([flat[path] for path in paths], [plain[path] for path in paths]):
+            some = [paths[at] for at in group]
+            kinds = tuple(path[-1] for path in some)
+            made = {
+                (*path[:-1], name): leaf
+                for path, own in zip(some, self._coded(kinds, [flat[path] for path in some]), strict=True)
+                for name, leaf in own.items()
+            }
+            made = {path: jax.device_put(leaf, self._there[path]) for path, leaf in made.items()}
+            for path in made:
+                if path in held:
+                    held[path].delete()
+            out |= zip(made, self._sent(list(made.values()), [homes[path] for path in made]), strict=True)
+        return traverse_util.unflatten_dict(out)
+
+    @functools.cached_property
+    def _coded(self) -> Any:
+        """Returns the program that makes codes of leaves of these names, each as a tree of one leaf."""
+        return jax.jit(
+            lambda names, leaves: [self._make({name: leaf}) for name, leaf in zip(names, leaves, strict=True)],
+            static_argnums=0,
+        )
