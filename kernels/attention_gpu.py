@@ -42,9 +42,9 @@ STATS = 32  # columns that hold a row's peak and mass: 128 bytes, so that rows s
 STRETCH = 1024  # fewest positions of one block of the grid
 STRETCHES = 8  # most blocks that share a row's positions
 NEEDS = (
-    "bfloat16 or float16, heads of 64, 128, 256 or 512, at most 64 query heads for a key head, and pages of 16 to 128; "
-    f"{coded_gpu.NEEDS}"
+    "bfloat16 or float16, heads of 64, 128, 256 or 512, at most 64 query heads for a key head, and pages of 16 to 128"
 )
+NEEDS_OF_CODES = coded_gpu.NEEDS
 MANY = 1 << 20  # more than the steps of any block: with one place, step // MANY is 0 in a way that no compiler sees
 LOG2E = 1.4426950408889634
 BIG_NEGATIVE = -1e30

@@ -39,7 +39,11 @@ STATE_BYTES = 2 << 20  # that the queries of a prompt's tile may fill
 SPARE_BYTES = 12 << 20  # of the chip's memory, for what the compiler keeps beside our buffers
 NEEDS = (
     "bfloat16, heads of 64 or of a multiple of 128, pages of 8, 16, 32, 64, 128 or 256, and 1, 2 or a multiple of 4 key "
-    "heads (2, 4 or a multiple of 8 for heads of 64). Codes of 8 bits need twice as many key heads, and pages of 64 or more"
+    "heads (2, 4 or a multiple of 8 for heads of 64)"
+)
+NEEDS_OF_CODES = (
+    "for a cache in 8 bits bfloat16, heads of 64 or of a multiple of 128, pages of 64, 128 or 256, and 2, 4 or a multiple of 8 key "
+    "heads (4, 8 or a multiple of 16 for heads of 64)"
 )
 CODES = (jnp.int8, jnp.float8_e4m3fn)
 TABLE = 1 << 17  # entries of a page table that fit into scalar memory beside other data

@@ -25,11 +25,20 @@ OF_BRANCHES = {"tpu": branches_tpu, "cuda": flash_gpu}
 
 
 def reference_lines(
-    device: Any, dtype: Any, *, heads: int, kv_heads: int, head_dim: int, page: int, rows: int, vocab: int
+    device: Any,
+    dtype: Any,
+    codes: Any = None,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page: int,
+    rows: int,
+    vocab: int,
 ) -> list[str]:
     """Returns a line for each part without a kernel, with the reason. On a CPU there are none.
 
-    heads, kv_heads, vocab: the share of one device.
+    codes: the dtype of keys and values in 8 bits; None: they have `dtype`. heads, kv_heads, vocab: the share of one device.
     """
     if device.platform == "cpu":
         return []
@@ -37,9 +46,10 @@ def reference_lines(
         return [f"kernels: the jnp references compute attention and sampling, because {reason}"]
     platform = "tpu" if device.platform == "tpu" else "cuda"
     lines, kernel = [], attention.KERNELS[platform]
-    if not kernel.serves(dtype, dtype, heads, kv_heads, head_dim, page):
+    if not kernel.serves(dtype, dtype if codes is None else codes, heads, kv_heads, head_dim, page):
         lines.append(
-            f"kernels: the jnp reference computes attention. The {platform} kernel needs {kernel.NEEDS}; here are "
+            f"kernels: the jnp reference computes attention. The {platform} kernel needs "
+            f"{kernel.NEEDS if codes is None else kernel.NEEDS_OF_CODES}; here are "
             f"{jnp.dtype(dtype).name}, heads of {head_dim}, {heads} and {kv_heads} heads a device, and pages of {page}"
         )
     if not (drawing := verify.KERNELS[platform]).serves(rows, vocab):

@@ -21,7 +21,10 @@ from jaxrl_post.kernels.pallas_triton import pl, triton
 CODES = (jnp.int8, jnp.float8_e4m3fn)
 HEADS = (64, 128, 256)
 PAGES = (64, 128, 256)
-NEEDS = "of codes heads of 64, 128 or 256, and pages of 64, 128 or 256"
+NEEDS = (
+    "for a cache in 8 bits bfloat16 or float16, heads of 64, 128 or 256, at most 64 query heads for a key head, and pages of 64, "
+    "128 or 256"
+)
 LOG2E = 1.4426950408889634
 BIG_NEGATIVE = -1e30
 WIDE_HEAD, WARPS, STAGES = 256, 4, 2  # a wide head has twice the warps: their registers hold its values

@@ -24,6 +24,8 @@ GIB = 1 << 30
 MIB = 1 << 20
 CONTEXT = GIB  # of each GPU, for the driver's context, NCCL's buffers and compiled code
 FIRST_TPU = 5  # the first generation for which the kernels were written
+_FIRST_FP8 = {"tpu": 7, "gpu": 350}  # of the numbers in names: TPU7x, and MI350X. Older ones of AMD have another format
+ADA = 8.9  # compute capability: the first with 8-bit floats
 AMPERE = 8  # major compute capability: the first whose tensor cores multiply bfloat16
 
 
@@ -82,6 +84,14 @@ class Device:
     def bfloat16(self) -> bool:
         """Returns whether it has units for products of bfloat16."""
         return not self.capability or self.major >= AMPERE
+
+    @property
+    def fp8(self) -> bool:
+        """Returns whether it computes with 8-bit floats of four bits of exponent (e4m3fn). On a CPU they are emulated."""
+        if self.capability:
+            return float(self.capability) >= ADA
+        generation = re.search(r"\d+", self.name)
+        return self.platform == "cpu" or (bool(generation) and int(generation[0]) >= _FIRST_FP8[self.platform])
 
     @property
     def major(self) -> int:

@@ -346,11 +346,14 @@ def not_used(sizes: Sequence[int], dropped: Sequence[int]) -> str:
 def references(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, layout: Layout, sizes: EngineSettings) -> list[str]:
     """Returns a line for each part of the engine that has no kernel on this accelerator, and one on its experts."""
     ways, rows = layout.tensor, max(sizes.row_sizes)
+    codes = None if sizes.kv == eight_bits.AUTO else eight_bits.FORMATS[sizes.kv].dtype
     fixed = dict(heads=model.heads // ways, page=sizes.page_size, rows=rows, vocab=model.vocab_size // ways)
     lines = [
         line
         for K, H in cache_kinds.shapes(model.kept)
-        for line in choice.reference_lines(mesh.devices.flat[0], sizes.dtype, kv_heads=K // ways, head_dim=H, **fixed)
+        for line in choice.reference_lines(
+            mesh.devices.flat[0], sizes.dtype, codes, kv_heads=K // ways, head_dim=H, **fixed
+        )
     ]
     walks = {rows, min(sizes.prompt_rows, prompt_program.PIECE)} - {0}
     lines += [
