@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import made_groups
 import numpy as np
+import numpy_llama
 import pytest
 
 from jaxrl_post import config
@@ -57,6 +58,25 @@ def test_an_engine_in_int8_samples_as_the_twin_does_from_rounded_weights():
     out = lab.run(lab.engine(weights="int8"), ASKED)
     assert lab.against_sampler(out, ASKED, dequantised(lab.weights(0), "int8")) == []
     assert lab.against_sampler(out, ASKED, lab.weights(0))
+
+
+def test_an_engine_with_keys_and_values_in_int8_samples_as_the_twin_does(monkeypatch):
+    """The twin rounds them too. One that lies between two codes may go to either, so log-probs agree to 0.05."""
+    out = lab.run(lab.engine(kv="int8"), ASKED)
+    assert lab.against_sampler(out, ASKED, lab.weights(0))
+    monkeypatch.setattr(numpy_llama, "ROUNDS", "kv")
+    objections = [
+        lab.sampler.disagreement(
+            lab.reference(one, lab.weights(0)),
+            out[one.rollout_id].tokens,
+            out[one.rollout_id].logprobs,
+            out[one.rollout_id].entropies,
+            near=0.05,
+            close=0.05,
+        )
+        for one in ASKED
+    ]
+    assert not any(objections), objections
 
 
 def test_other_slots_candidates_and_layouts_change_no_token_in_8_bits():
