@@ -76,7 +76,8 @@ def write(cache: Cache, k: Float[Array, "R K H"], v: Float[Array, "R K H"], rows
     where = jnp.where(rows.real, rows.table[rows.slot, rows.position // page], pages)
     both, scales, at = jnp.stack([k, v], axis=2), cache.scales, rows.position % page
     if scales is not None:
-        both, scale = codes(both, -1, format_of(cache.pages.dtype))
+        # The barrier keeps what made keys and values from being computed once for codes and once for scales.
+        both, scale = codes(jax.lax.optimization_barrier(both), -1, format_of(cache.pages.dtype))
         scale = scale.astype(jnp.float32).reshape(len(where), -1)
         # Head by head: with all heads of a position at once XLA:TPU turns the axes of all scales, and turns them back.
         heads = jnp.arange(scale.shape[1])

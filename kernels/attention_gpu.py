@@ -40,6 +40,7 @@ COLUMNS = 128  # most of them that are multiplied and written at once
 ALIGN = 8  # the TMA needs the first row of a tile at a multiple of this
 STATS = 32  # columns that hold a row's peak and mass: 128 bytes, so that rows stay aligned
 STRETCH = 1024  # fewest positions of one block of the grid
+CODED_STRETCH = 2048  # the same of codes: each stretch writes sums in float32, which codes are small beside
 STRETCHES = 8  # most blocks that share a row's positions
 NEEDS = (
     "bfloat16 or float16, heads of 64, 128, 256 or 512, at most 64 query heads for a key head, and pages of 16 to 128"
@@ -82,7 +83,7 @@ def attention(
     K = pages.shape[2] // 2
     group, places = N // K, -(-rows.table.shape[1] * pages.shape[1] // PLACE)
     padded = -(-group // ALIGN) * ALIGN
-    stretch = max(STRETCH // PLACE, -(-places // STRETCHES))
+    stretch = max((STRETCH if scales is None else CODED_STRETCH) // PLACE, -(-places // STRETCHES))
     packed = (q * scale).reshape(R, K, group, H).transpose(1, 0, 2, 3)
     packed = jnp.pad(packed, ((0, 0), (0, 0), (0, padded - group), (0, 0))).reshape(K, R * padded, H)
     packed = jnp.pad(packed, ((0, 0), (0, TILE), (0, 0)))  # the last tile reads beyond the rows

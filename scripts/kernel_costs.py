@@ -107,6 +107,7 @@ TPU_ROWS = 64  # of its largest tile, whose rows its name tells
 GPU_TILE = 64  # rows of a tile of the paged kernel of GPUs, each a row of the program and a query head
 GPU_VALUES = 256  # columns of the values of a block of its grid, which makes all scores
 STRETCH = 1024  # positions of one block of its grid, at least
+CODED_STRETCH = 2048  # the same over pages of codes
 STRETCHES = 8
 Ends = Callable[[int], Sequence[float]]  # rows that share their pages -> positions that each such group reads
 
@@ -153,11 +154,14 @@ def _shared(
 
 def _coded(given: Sequence[Array], ends: Ends, rows: int, pages_alone: bool) -> tuple[float, float]:
     """Reads whole places of codes and their scales, once for each tile, as `_tiled` does."""
-    queries, pages, _, _, scales = given[:5]
+    queries, pages, table, _, scales = given[:5]
     (keys, pairs, head), padded = queries.dims, (queries.dims[1] - GPU_TILE) // rows
+    places = -(-table.dims[1] * pages.dims[1] // GPU_PLACE)
+    stretch = GPU_PLACE * max(CODED_STRETCH // GPU_PLACE, -(-places // STRETCHES))
     groups = [-(-end // GPU_PLACE) * GPU_PLACE for end in ends(GPU_TILE // padded)]
     read = sum(groups) * (2 * keys * head * pages.dtype_bytes + scales.dims[1] * scales.dtype_bytes)
-    near = queries.bytes + pairs * keys * (head + 2) * 4
+    turns, own = sum(-(-end // stretch) for end in groups), (pairs - GPU_TILE) / max(1, len(groups))
+    near = queries.bytes + turns * keys * own * (head + 2) * 4
     return 4.0 * GPU_TILE * head * keys * sum(groups), float(read + (0 if pages_alone else near))
 
 

@@ -76,6 +76,7 @@ def test_preset_runs(name, tmp_path):
         "demo/nucleus",
         "demo/shared_prompts",
         "demo/eight_bits",
+        "demo/rounded",
         "own",
     ],
 )

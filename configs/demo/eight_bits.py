@@ -2,8 +2,7 @@
 
 Recipe: GRPO as in configs/demo.py. At every publish one program makes int8 codes of the matrices, with a scale for each output.
 Keys and values are int8 too. The learner computes the log-probs of its own weights, and weighs tokens by what that changes
-(truncated importance sampling). FILE.py:rounded trains through the engine's rounding instead, with keys and values in full.
-FILE.py:uncorrected does neither, for comparison.
+(truncated importance sampling). FILE.py:uncorrected does not, for comparison.
 Hardware: that of the demo. Command: python -m jaxrl_post.main --config=configs/demo/eight_bits.py
 Expected: not measured yet. show.py quantised compares final rewards with those of full precision.
 """
@@ -13,11 +12,7 @@ from pathlib import Path
 from jaxrl_post.config import chosen, load
 
 CONFIGS = Path(__file__).resolve().parents[1]
-HOW = {
-    "corrected": {},
-    "rounded": {"model.weights": "int8", "engine.kv": "auto", "algorithm.rollout_is": "none"},
-    "uncorrected": {"engine.uncorrected": True, "algorithm.rollout_is": "none"},
-}
+HOW = {"corrected": {}, "uncorrected": {"engine.uncorrected": True, "algorithm.rollout_is": "none"}}
 
 
 def get_config(how="corrected"):

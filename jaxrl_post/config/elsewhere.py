@@ -109,6 +109,7 @@ _TABLE: dict[str, dict[str, str]] = {
         f"{_ROLLOUT}.max_num_batched_tokens": "engine.row_sizes engine.prompt_rows",
         f"{_ROLLOUT}.gpu_memory_utilization": f"engine.pages | {_ITSELF}",
         f"{_ROLLOUT}.free_cache_engine": "engine.sleep",
+        f"{_ROLLOUT}.quantization": "engine.weights engine.kv",
         f"{_ROLLOUT}.tensor_model_parallel_size": "mesh.engine_tensor",
         f"{_ROLLOUT}.val_kwargs.n": "eval.samples",
         f"{_ROLLOUT}.val_kwargs.temperature": "eval.temperature",

@@ -54,12 +54,14 @@ def step(target: str, rows: int, form: str) -> dict:
         "moved_gb": moved / 1e9,
         "floor_gb": floor / 1e9,
         "moved_over_floor": moved / floor,
-        "widened_mib": widened(text, matrices, ways) / MIB,
+        "widened_mib": widened(text, matrices, ways, rows) / MIB,
     }
 
 
-def widened(text: str, model, ways: int) -> int:
-    """Returns the bytes of the largest array in memory that has as many numbers as a matrix of a layer, in 16 or 32 bits."""
+def widened(text: str, model, ways: int, rows: int) -> int:
+    """Returns the bytes of the largest array in memory that has as many numbers as a matrix of a layer, in 16 or 32 bits.
+
+    One with an axis of all rows is no matrix."""
     import compiled_text
 
     from jaxrl_post.models import decoder
@@ -67,7 +69,11 @@ def widened(text: str, model, ways: int) -> int:
     layer = decoder.abstract(model)["layers"]["0"]
     counts = {leaf.size // ways for name, leaf in layer.items() if f"{name}_scale" in layer}
     made = (array for run in compiled_text.read(text).runs() for array in run.line.arrays)
-    wide = (one.bytes for one in made if not one.place and one.dtype_bytes > 1 and math.prod(one.dims) in counts)
+    wide = (
+        one.bytes
+        for one in made
+        if not one.place and one.dtype_bytes > 1 and math.prod(one.dims) in counts and rows not in one.dims
+    )
     return max(wide, default=0)
 
 

@@ -56,13 +56,14 @@ IN_FULL = "engine.weights=auto engine.kv=auto algorithm.rollout_is=none"
 RUNS = {"in_full": IN_FULL, "corrected": "", "uncorrected": "algorithm.rollout_is=none engine.uncorrected=true"}
 _STORIES = "engine.weights=int8 engine.kv=int8 algorithm.rollout_is=token"
 TASKS = {"demo": ("configs/demo/eight_bits.py", ""), "stories": ("configs/models/stories.py", _STORIES)}
-# Files, and which of their tests: of the others one wants small changes of the weights to change tokens, and codes are coarser.
+# Files, and which of their tests. The others want a small change of weights to change tokens, which codes do not show, or look at
+# plain weights, or compare log-probs of layouts whose sums round otherwise, by less than the step of a code.
 SUITES = {
     "test_engine_equality.py": "not verify_after_a_swap_gives",
     "test_engine_carry.py": "",
     "test_engine_checkpoint.py": "",
     "test_engine_drafting.py": "",
-    "test_engine_elastic.py": "",
+    "test_engine_elastic.py": "not follow_the_law and not pages_and_weights and not never_given_up and not of_the_same_kind",
     "test_engine_head_rows.py": "",
     "test_engine_prompt_program.py": "",
     "test_engine_speculation.py": "",
@@ -88,9 +89,7 @@ def _bytes(record) -> None:
                 record.figure(f"{key}.{form}.moved_over_floor", round(figures["moved_over_floor"], 4))
             ratio = found["int8"]["moved_gb"] / found["auto"]["moved_gb"]
             record.figure(f"{key}.bytes_over_bfloat16", round(ratio, 4), at_most=FEWER)
-            record.figure(
-                f"{key}.widest_matrix_mib", found["int8"]["widened_mib"], at_most=1.0 if target != "sm_90" else 8.0
-            )
+            record.figure(f"{key}.widest_matrix_mib", found["int8"]["widened_mib"], equals=0.0)
 
 
 def _step(record, python: Path, target: str, rows: int, form: str) -> dict:
