@@ -4,7 +4,7 @@ Recipe: GRPO as in configs/demo.py. A packed row holds a group's prompt once and
 sees the prompt and itself, so the gradient is that of flat rows, to rounding. The step's log names the tokens that were
 saved (`training/shared_tokens`). Long prompts gain most: the demo's have a few tokens.
 Hardware: that of the demo. Command: python -m jaxrl_post.main --config=configs/demo/shared_prompts.py
-Expected: not measured yet. show.py shared-prompts checks gradients and counts FLOPs.
+Expected: see scripts/results/shared-prompts.json, written by show.py shared-prompts.
 """
 
 from pathlib import Path

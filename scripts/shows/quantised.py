@@ -55,6 +55,7 @@ SEEDS, BELOW = range(5), 0.02
 IN_FULL = "engine.weights=auto engine.kv=auto algorithm.rollout_is=none"
 RUNS = {"in_full": IN_FULL, "corrected": "", "uncorrected": "algorithm.rollout_is=none engine.uncorrected=true"}
 _STORIES = "engine.weights=int8 engine.kv=int8 algorithm.rollout_is=token"
+_ENDS = "eval.every=0 eval.at=() checkpoint.every=0"  # evaluates before the first step and behind the last one
 TASKS = {"demo": ("configs/demo/eight_bits.py", ""), "stories": ("configs/models/stories.py", _STORIES)}
 # Files, and which of their tests. The others want a small change of weights to change tokens, which codes do not show, or look at
 # plain weights, or compare log-probs of layouts whose sums round otherwise, by less than the step of a code.
@@ -173,7 +174,7 @@ def _final(record, file: str, first: str, options: str, seed: int) -> float:
     """Returns the accuracy of the last evaluation of a run."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
-        trained.run(record, file, place, f"seed={seed} {first} {options}", timeout_s=1800)
+        trained.run(record, file, place, f"seed={seed} {_ENDS} {first} {options}", timeout_s=1800)
         (name,) = {name for row in trained.rows(place) for name in row if name.startswith("val-core/")}
         return trained.rows(place, name)[-1][name]
 
