@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_post.algorithms import logprobs
+from jaxrl_post.algorithms import correction, logprobs
 from jaxrl_post.algorithms.correction import mismatch
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -142,6 +142,24 @@ def test_mismatch_by_hand():
     assert max(abs(value) for name, value in same.items() if not name.endswith(("_ppl", "ppl_ratio", "ess"))) == 0
     assert same["rollout_corr/ess"] == 1
     assert same["rollout_corr/ppl_ratio"] == 1
+
+
+def test_mismatch_by_cause_by_hand():
+    """The second token of the second rollout is of older weights."""
+    old, rollout = np.log([0.5, 0.25]), np.log([0.4, 0.5])
+    got = correction.mismatch_by_cause(
+        [(old[:1], rollout[:1]), (old, rollout)], [np.array([True]), np.array([True, False])]
+    )
+    assert got.keys() == {
+        f"rollout_corr/{what}_{cause}" for what in ("k3_kl", "extreme") for cause in ("formats", "staleness")
+    }
+    np.testing.assert_allclose(got["rollout_corr/k3_kl_formats"], 0.25 - np.log(1.25))
+    np.testing.assert_allclose(got["rollout_corr/k3_kl_staleness"], 0.5 - 1 + np.log(2))
+    assert got["rollout_corr/extreme_staleness"] == 1
+    assert correction.mismatch_by_cause([(old, old)], [np.array([True, True])]) == {
+        "rollout_corr/k3_kl_formats": 0,
+        "rollout_corr/extreme_formats": 0,
+    }
 
 
 @pytest.mark.parametrize("chunk", [7, 1000])

@@ -18,6 +18,7 @@ from jaxrl_post.algorithms.logprobs import LOG_RATIO_BOUND, assert_alike, sequen
 
 LEVELS: dict[str, Callable] = {"token": lambda stats: stats, "seq_sum": np.sum, "seq_mean": np.mean, "seq_max": np.max}
 DIVERGENCES = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: np.exp(d) - 1.0 - d}
+EXTREME = 1.25  # a ratio from which on a token counts as extreme
 Pair = tuple[Vector, Vector]
 
 
@@ -170,6 +171,29 @@ def mismatch(pairs: Sequence[Pair]) -> dict[str, float]:
         "rollout_corr/ppl_ratio": float(np.exp(rollout_means - old_means).mean()),
         "rollout_corr/chi2_seq": float(np.mean(bounded_exp(sums) ** 2) - 1.0),
     }
+
+
+def mismatch_by_cause(pairs: Sequence[Pair], current: Masks) -> dict[str, float]:
+    """Returns how far engine and learner differ, for each of two causes. A cause without tokens is left out.
+
+    Tokens that the weights of pi_old sampled differ by `formats` alone: the engine's number formats, and other orders of sums. Those
+    of older weights differ by `staleness` too.
+
+    - k3_kl_CAUSE: KL(mu || pi_old) per token, by k3
+    - extreme_CAUSE: share of tokens whose rho is not from 1 / EXTREME to EXTREME
+
+    Args:
+      pairs: as of `mismatch`.
+      current: of the same tokens, whether the weights of pi_old sampled them.
+    """
+    gap = np.concatenate([old.astype(float) - rollout.astype(float) for old, rollout in pairs])
+    mine, out = np.concatenate(list(current)), {}
+    for cause, some in (("formats", gap[mine]), ("staleness", gap[~mine])):
+        if some.size:
+            safe = np.clip(some, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+            out[f"rollout_corr/k3_kl_{cause}"] = float(np.mean(np.expm1(safe) - safe))
+            out[f"rollout_corr/extreme_{cause}"] = float(np.mean(np.abs(some) > np.log(EXTREME)))
+    return out
 
 
 def _within(values: np.ndarray, low: float, high: float) -> np.ndarray:

@@ -25,6 +25,7 @@ from jaxrl_post.engine.host.swap_policy import SwapPolicy
 from jaxrl_post.engine.host.wire import DispatchResult, EngineSettings, Entry
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.engine.speculation.speculation import Drafting
+from jaxrl_post.kernels import eight_bits
 from jaxrl_post.models import cache_kinds, decoder
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.ring.types import Layout
@@ -256,4 +257,5 @@ def _analytic(model: decoder.ModelConfig, sizes: EngineSettings) -> costs.StepCo
     """Returns the analytic cost table of this kind of device. A pass of the wide prompt program costs a step."""
     count = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(model)))
     rows = {*sizes.row_sizes, sizes.prompt_rows} - {0}
-    return costs.analytic(jax.devices()[0].device_kind, count, np.dtype(sizes.dtype).itemsize, sorted(rows))
+    size = np.dtype(sizes.dtype).itemsize if sizes.weights == eight_bits.AUTO else 1
+    return costs.analytic(jax.devices()[0].device_kind, count, size, sorted(rows))

@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 from jaxrl_post import config
 from jaxrl_post.algorithms import credit
 from jaxrl_post.algorithms.advantages import RoleBaseline
-from jaxrl_post.algorithms.correction import mismatch
+from jaxrl_post.algorithms.correction import mismatch, mismatch_by_cause
 from jaxrl_post.algorithms.kl_estimators import KlController
 from jaxrl_post.models import decoder, lora
 from jaxrl_post.parallel import mesh as meshes
@@ -262,6 +262,7 @@ class Learner:
         packing.check_lengths(groups, self._batch.tokens)
         trained = credit.trained(groups, self._algorithm)
         packed = functools.cache(lambda: self._bare(trained))  # once for all passes
+        self._old.version = self._step
         self._old.prepare(trained, lambda some: self._over(self._bare(some, noisy=True), self._scores(self.params)))
         if self._reference is not None:
             self._ref.update(self._of_reference(packed()))
@@ -476,7 +477,9 @@ class Learner:
         if self._lent_devices:
             out["training/lent_micro_batches"] = float(self._lent_batches)
         out |= credit.spreads(self._seen)
-        return out | (mismatch(self._old.pairs) if self._old.pairs else {})
+        if not self._old.pairs:
+            return out
+        return out | mismatch(self._old.pairs) | mismatch_by_cause(self._old.pairs, self._old.current)
 
 
 def _rollouts(groups: Sequence[Group]) -> list[Rollout]:

@@ -29,7 +29,7 @@ class OldLogprobs:
     `needed`: the loss, the reward or the correction reads them. `in_credits`: the advantage depends on them. Where an engine
     sampled and nothing needs them, those that the gradient's pass gives still become metrics.
 
-    `written`: no engine sampled the rollouts.
+    `written`: no engine sampled the rollouts. `version`: of the weights of the round's start.
     """
 
     def __init__(self, algorithm: AlgorithmConfig, written: bool = False):
@@ -39,7 +39,7 @@ class OldLogprobs:
         )
         self.needed = losses.NEEDS_OLD_LOGPROBS[algorithm.loss_mode] or self.in_credits
         self.compared = self.needed or not (written or algorithm.loss_mode == "sft")  # with the engine's
-        self._method = algorithm.prox_logp_method
+        self._method, self.version = algorithm.prox_logp_method, 0
         self.begin_round()
         self.begin_step()
 
@@ -50,8 +50,11 @@ class OldLogprobs:
         self._unread: list[tuple[list[Group], list[jax.Array], list[packing.RolloutSpan]]] = []
 
     def begin_step(self) -> None:
-        """Discards the pairs of the last step. A pair is (old, rollout) log-probs of one rollout's sampled tokens."""
+        """Discards the pairs of the last step. A pair is (old, rollout) log-probs of one rollout's sampled tokens.
+
+        `current`: of each pair, whether the weights of the old log-probs sampled a token."""
         self.pairs: list[tuple[np.ndarray, np.ndarray]] = []
+        self.current: list[np.ndarray] = []
 
     @property
     def from_gradient(self) -> bool:
@@ -102,4 +105,6 @@ class OldLogprobs:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         self.of.update((r.id, logprobs[r.id]) for r in rollouts)
         known = [] if self._compares else rollouts
-        self.pairs += [(self.of[r.id][r.sampled], r.logprobs[r.sampled]) for r in known if r.sampled.any()]
+        known = [r for r in known if r.sampled.any()]
+        self.pairs += [(self.of[r.id][r.sampled], r.logprobs[r.sampled]) for r in known]
+        self.current += [r.versions[r.sampled] >= self.version for r in known]
