@@ -98,6 +98,9 @@ def _kernel(how: Walk, *refs: Any) -> None:
             page = table[slot, jnp.minimum(lax.div(at, per_page), table.shape[1] - 1)]
             page, some = jnp.clip(page, 0, pages.shape[0] - 1), pl.ds(lax.rem(at, per_page) * place, place)
             keys, values = (pages[page, some, 2 * head + side, :].astype(queries.dtype) for side in range(2))
+            # Codes of 8-bit floats that nobody wrote may stand for no number, and 0 times that is none.
+            behind = at * place + lax.broadcasted_iota(jnp.int32, values.shape, 0) >= position + count
+            values = jnp.where(behind, jnp.zeros_like(values), values)
             by_key, by_value = (scales[page, 2 * head + side, some][None, :] for side in range(2))
             scores = jnp.dot(queries, keys.T, preferred_element_type=jnp.float32) * by_key
             if soft_cap is not None:

@@ -52,13 +52,16 @@ def rounded(weight: Array, axes: tuple[int, ...], name: str) -> tuple[Array, Arr
 
 def _rounded(x: Array, axes: int | tuple[int, ...], name: str) -> tuple[Array, Array]:
     """Returns codes, still wide, and scales with the axes of a group."""
-    form, wide = FORMATS[name], x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    form, own = FORMATS[name], jnp.finfo(x.dtype)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    # A compiler may leave out a cast to fewer bits and back. Then codes would depend on the program that makes them.
+    wide = jax.lax.reduce_precision(wide, own.nexp, own.nmant)
     largest = jnp.max(jnp.abs(wide), axis=axes, keepdims=True)
     scale = jnp.where(largest > 0, largest / form.largest, 1).astype(wide.dtype)
     code = jnp.clip(wide / scale, -form.largest, form.largest)
     if jnp.issubdtype(form.dtype, jnp.integer):
         return jnp.round(code), scale
-    return code.astype(form.dtype).astype(wide.dtype), scale
+    return jax.lax.optimization_barrier(code.astype(form.dtype)).astype(wide.dtype), scale
 
 
 def _rounded_forward(weight: Array, axes: tuple[int, ...], name: str) -> tuple:

@@ -6,6 +6,7 @@ The suites of the engine run with both formats in the show quantised.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import engine_lab as lab
 import gradient_arms as arms
@@ -19,10 +20,12 @@ import pytest
 from jaxrl_post import config
 from jaxrl_post.engine.eight_bit_weights import coded, stored
 from jaxrl_post.kernels import attention, attention_gpu, attention_tpu, eight_bits
+from jaxrl_post.launch.parts import saved_policy
 from jaxrl_post.models import decoder, layer
 from jaxrl_post.models.model_config import EightBits, Experts
 from jaxrl_post.parallel import mesh as meshes
 
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 BOTH = dict(weights="int8", kv="int8")
 ASKED = lab.requests(12)
 
@@ -135,19 +138,17 @@ def test_a_scanned_learner_with_pairs_rounds_the_same():
     assert arms.worst(scanned, written) < 1e-10
 
 
-KERNELS = {
-    "tpu": lambda *given, **how: attention_tpu.attention(*given, interpret=True, **how),
-    "gpu": lambda *given, **how: attention_gpu.attention(*given, interpret=True, **how),
-}
+KERNELS = {"tpu": attention_tpu.attention, "gpu": attention_gpu.attention}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("name,K,H,window", [("int8", 2, 128, None), ("fp8", 4, 64, 100)])
-def test_kernels_read_codes_as_the_reference_does(kernel, name, K, H, window):
-    """Scales of pages that nobody wrote are not finite."""
+@pytest.mark.parametrize("name,K,H,window,cap", [("int8", 2, 128, None, None), ("fp8", 4, 64, 100, 20.0)])
+def test_kernels_read_codes_as_the_reference_does(kernel, name, K, H, window, cap):
+    """Of pages that nobody wrote scales are not finite, and codes of 8-bit floats are no numbers. With a cap there are sinks."""
     noise = np.random.default_rng(0)
     cache = attention.empty(11, 64, K, H, jnp.bfloat16, name)
-    cache = cache._replace(scales=jnp.full_like(cache.scales, jnp.nan))
+    codes = jnp.full_like(cache.pages, jnp.nan) if name == "fp8" else cache.pages
+    cache = attention.Cache(codes, jnp.full_like(cache.scales, jnp.nan))
     table = jnp.asarray(noise.permutation(11)[:9].reshape(3, 3))
     for slot, count in enumerate((150, 70, 129)):
         rows = attention.Rows(jnp.full(count, slot), jnp.arange(count), jnp.ones(count, bool), table)
@@ -157,10 +158,27 @@ def test_kernels_read_codes_as_the_reference_does(kernel, name, K, H, window):
         jnp.array([0, 0, 0, 1, 2, 2]), jnp.array([147, 148, 149, 69, 127, 128]), jnp.arange(6) < 5, table
     )
     q = jnp.asarray(noise.normal(size=(6, 3 * K, H)), jnp.bfloat16)
-    how = dict(scale=H**-0.5, window=window, soft_cap=None)
-    got = KERNELS[kernel](q, cache.pages, rows, scales=cache.scales, **how)
-    wanted = attention.reference(q, cache, rows, **how)
+    how = dict(scale=H**-0.5, window=window, soft_cap=cap)
+    sinks = () if cap is None else (jnp.asarray(noise.normal(size=3 * K), jnp.float32),)
+    got = KERNELS[kernel](q, cache.pages, rows, *sinks, scales=cache.scales, interpret=True, **how)
+    wanted = attention.reference(q, cache, rows, *sinks, **how)
     np.testing.assert_allclose(got.astype(np.float32), wanted.astype(np.float32), rtol=0, atol=0.01)
+
+
+def test_a_policy_in_int8_shares_its_codes_between_engines():
+    """The first engine draws, the second one scores what it drew."""
+    options = (
+        "engine.weights=int8",
+        "engine.kv=int8",
+        "engine.slots=8",
+        "engine.row_sizes=(64,)",
+        "sampling.max_tokens=16",
+    )
+    policy = saved_policy.load(CONFIGS / "demo_policy", options)
+    (drawn,) = policy.generate(["1+2="], 1, seeds=3)
+    scored = policy.logprobs(["1+2="], [drawn[0].tokens])
+    np.testing.assert_allclose(scored[0], drawn[0].logprobs, atol=1e-4)
+    assert policy.config.engine.weights == "int8"
 
 
 @pytest.mark.parametrize(
@@ -169,6 +187,9 @@ def test_kernels_read_codes_as_the_reference_does(kernel, name, K, H, window):
         (["engine.weights=int8"], "nothing corrects it"),
         (["engine.kv=int8", "model.weights=int8"], "nothing corrects it"),
         (["engine.weights=fp8", "model.weights=int8"], "nothing corrects it"),
+        (["model.weights=int8"], "nothing corrects it"),
+        (["engine.weights=int8", "model.weights=int8", "engine.dtype=bfloat16"], "nothing corrects it"),
+        (["engine.kv=int8", "algorithm.rollout_is=token", "engine.uncorrected=true"], "asks for no correction"),
         (["engine.weights=int8", "lora.rank=4", "algorithm.rollout_is=token"], "they are merged"),
         (["model.weights=int8", "lora.rank=4"], "they are frozen"),
     ],
@@ -184,5 +205,6 @@ def test_each_way_of_correcting_is_enough():
         ["engine.weights=int8", "engine.kv=int8", "algorithm.rollout_is=token"],
         ["engine.kv=int8", "algorithm.rollout_rs=token_k1"],
         ["engine.kv=int8", "engine.uncorrected=true"],
+        ["engine.kv=int8", "algorithm.prox_logp_method=rollout"],
     ):
         config.resolve(config.default(), [*given, "model.preset=x"])

@@ -12,6 +12,7 @@ from models.twin import LoggedRewards, LoggedTexts, RowTwin, lives
 
 from jaxrl_post import config as configs
 from jaxrl_post.engine import step_cost as costs
+from jaxrl_post.engine.eight_bit_weights import held_bytes
 from jaxrl_post.engine.host import dispatch_log
 from jaxrl_post.engine.host.row_host import RowHost
 from jaxrl_post.engine.speculation.speculation import Drafting
@@ -89,7 +90,8 @@ class Run:
         c, derived = config.engine, json.loads((self.place / "config.json").read_text())["derived"]
         sizes = build.engine_sizes(config, build.layouts(config)[0])
         parameters = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(start.model)))
-        cost = start.cost or costs.analytic(derived["device"], parameters, sizes.dtype.itemsize, sizes.row_sizes)
+        bytes_of_one = held_bytes(start.model, sizes.weights, sizes.dtype) / parameters
+        cost = start.cost or costs.analytic(derived["device"], parameters, bytes_of_one, sizes.row_sizes)
         if cost.digest != derived["cost_table"]["digest"]:
             raise ValueError(
                 f"the run chose row sizes by cost table {derived['cost_table']}, the twin would by {cost.digest}"

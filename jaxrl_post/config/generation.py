@@ -112,7 +112,7 @@ class EngineConfig:
     )
     uncorrected: bool = any_of_type(
         False,
-        used_when="engine.weights!=auto or engine.kv!=auto",
+        used_when="engine.weights!=auto or engine.kv!=auto or model.weights!=auto",
         doc="Whether a run may train on rollouts of 8 bits without importance weights, rejection, or model.weights.",
     )
 

@@ -26,10 +26,12 @@ def _belong(engine: str, loss: str, estimator: str) -> bool:
     return (engine, estimator) == _WRITTEN[loss] if loss in _WRITTEN else engine == "rows" and estimator != "pairs"
 
 
-def _corrected(weights: str, kv: str, own: str, weighs: str, rejects: str, uncorrected: bool) -> bool:
-    """Returns whether the learner knows of rollouts of 8 bits: it rounds as the engine does, or weighs or rejects tokens."""
-    rounded = kv == "auto" and weights in ("auto", own)
-    return rounded or weighs != "none" or rejects != "none" or uncorrected
+def _corrected(same: bool, weighs: str, rejects: str, prox: str, uncorrected: bool, tokens: int) -> bool:
+    """Returns whether the learner knows of rollouts of 8 bits, or makes no batch at all, as a served policy."""
+    corrects = (
+        weighs != "none" or rejects != "none" or prox == "rollout"
+    )  # the ratio to the engine's log-probs is one too
+    return same or corrects or uncorrected or tokens == _NO_BATCH
 
 
 def _off(steps: tuple, updates: int) -> int | None:
@@ -46,6 +48,7 @@ _REMEMBERS = (
 )
 _TILE = 64  # engine/host/wire.py: PROMPT_TILE
 _MOST_KEPT, _USUAL_KEPT = 1024, 512  # ids of a token's record: 4 bytes each
+_NO_BATCH = 1 << 30  # batch.tokens of launch/parts/saved_policy.py, which trains nothing
 _LEAST_OF_LAW = 1e-30  # ring/types.py: LEAST_OF_LAW
 _ROWS = rows(
     {
@@ -163,17 +166,25 @@ RUN = (
         nearest=lambda rows: max(round(rows / _TILE), 1) * _TILE,
     ),
     relation(
-        "engine.weights",
-        "engine.kv",
-        "model.weights",
+        "engine.uncorrected",
         "algorithm.rollout_is",
         "algorithm.rollout_rs",
+        need=lambda uncorrected, weighs, rejects: not uncorrected or weighs == rejects == "none",
+        says="{engine.uncorrected} asks for no correction, and {algorithm.rollout_is} with {algorithm.rollout_rs} corrects: leave one "
+        "of them at its default",
+    ),
+    relation(
+        "same_formats",
+        "algorithm.rollout_is",
+        "algorithm.rollout_rs",
+        "algorithm.prox_logp_method",
         "engine.uncorrected",
+        "batch.tokens",
         when="engine.name=rows and algorithm.loss_mode!=gkd",
         need=_corrected,
-        says="{engine.weights} and {engine.kv} sample from other weights than {model.weights} trains, and nothing corrects it: "
-        "algorithm.rollout_is=token weighs tokens, model.weights={!engine.weights} trains rounded matrices where engine.kv='auto', and "
-        "engine.uncorrected=True goes on without either",
+        says="{engine.weights} and {engine.kv} sample by other numbers than {model.weights} trains, and nothing corrects it: "
+        "algorithm.rollout_is=token weighs tokens, engine.uncorrected=True goes on without, and with engine.kv='auto' and equal "
+        "engine.dtype and model.compute_dtype, model.weights={!engine.weights} trains through the engine's rounding",
     ),
     relation(
         "engine.pages",

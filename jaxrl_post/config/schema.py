@@ -492,5 +492,11 @@ class Config:
         return self.speculation.drafter != "off" or name == "auto" or deferred or running
 
     @property
+    def same_formats(self) -> bool:
+        """Whether the learner multiplies by the very numbers that the engine does, and reads keys and values in full."""
+        matrices, alike = self.engine.weights, self.engine.dtype == self.model.compute_dtype
+        return self.engine.kv == "auto" and matrices == self.model.weights and (matrices == "auto" or alike)
+
+    @property
     def pages(self) -> int:
         return self.engine.pages or self.engine.slots * -(-self.engine.max_length // self.engine.page_size)

@@ -28,6 +28,12 @@ def stored(model: ModelConfig, name: str) -> ModelConfig:
     return replace(model, eight_bits=None if name == eight_bits.AUTO else EightBits(name, stored=True))
 
 
+def held_bytes(model: ModelConfig, name: str, dtype: Any) -> int:
+    """Returns the bytes of an engine's weights, undivided."""
+    leaves = jax.tree.leaves(decoder.abstract(stored(model, name), jnp.dtype(dtype)))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
 def coded(params: Mapping, name: str, dtype: Any) -> dict:
     """Returns a tree of plain params as `stored` has it. Other leaves get the dtype.
 
@@ -46,17 +52,17 @@ def coded(params: Mapping, name: str, dtype: Any) -> dict:
 
 
 class EightBitLayout(weight_sync.WeightLayout):
-    """Does with codes and scales what WeightLayout does with plain weights. The engine always owns them.
+    """Does with codes and scales what WeightLayout does with plain weights. Codes in this layout are taken as they are.
 
     Args:
-      params: the learner's, or others of the same shapes and places.
+      params: the learner's, or others in the same places: plain weights, or codes that another engine made.
     """
 
     def __init__(self, model: ModelConfig, params: Any, mesh: jax.sharding.Mesh, dtype: Any, name: str):
         axes = decoder.axes(stored(model, name))
         homes = meshes.param_shardings(mesh, axes, "engine")
         super().__init__(homes, None)
-        self._shapes = jax.eval_shape(lambda: params)
+        self._shapes = decoder.abstract(model)
         self._plain = weight_sync.WeightLayout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), dtype)
         there = jax.tree.leaves(params)[0].sharding.mesh
         self._there = traverse_util.flatten_dict(meshes.param_shardings(there, axes, "learner"))
@@ -67,12 +73,17 @@ class EightBitLayout(weight_sync.WeightLayout):
         )
 
     def case(self, params: Any) -> str:
-        """Returns "code", or "code and relayout" where codes travel to another layout."""
+        """Returns "code", or "code and relayout" where codes travel to another layout. Of codes what WeightLayout returns."""
+        if self._are_codes(params):
+            return super().case(params)
         return "code and relayout" if self._plain.case(params) == "relayout" else "code"
+
+    def _are_codes(self, params: Any) -> bool:
+        return jax.tree.structure(params) == jax.tree.structure(self.shardings)
 
     def links(self, params: Any) -> Mapping[str, int]:
         """Returns how many bytes a swap moves, by link: those of codes and scales, or nothing where they are in place."""
-        if self.case(params) == "code":
+        if self._are_codes(params) or self.case(params) == "code":
             return self.nothing_moves()
         made = traverse_util.flatten_dict(jax.eval_shape(self._make, params))
         placed = {path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._there[path]) for path, x in made.items()}
@@ -84,18 +95,18 @@ class EightBitLayout(weight_sync.WeightLayout):
 
     def place(self, params: Any) -> Any:
         """Returns the first weights."""
+        if self._are_codes(params):
+            return super().place(params)
         return self._first_codes(params) if self.case(params) == "code" else self._coded_and_moved(params)
 
     def memory(self, old: Any, params: Any) -> Any:
         """Returns the compiler's `memory_analysis()` of the program that `replace` runs where the layouts agree."""
         return self._into_codes.lower(old, params).compile().memory_analysis()
 
-    def bring(self, held: Any, owned: bool) -> tuple[Any, bool]:
-        """Returns codes and scales of another layout in this one, as WeightLayout does. Nobody else uses them."""
-        return super().bring(held, owned=True)
-
     def _replaced(self, old: Any, new: Any, owned: bool) -> Any:
-        return self._into_codes(old, new) if self.case(new) == "code" else self._coded_and_moved(new, old)
+        if self.case(new) == "code":
+            return self._into_codes(old, new) if owned else self._first_codes(new)
+        return self._coded_and_moved(new, old if owned else None)
 
     def _coded_and_moved(self, params: Any, old: Any = None) -> Any:
         """Returns codes and scales in this layout. Frees the old ones of each group, if given, before new ones arrive."""

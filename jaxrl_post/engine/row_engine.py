@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl_post.engine import compiled, merged_weights
 from jaxrl_post.engine import step_cost as costs
-from jaxrl_post.engine.eight_bit_weights import stored
+from jaxrl_post.engine.eight_bit_weights import held_bytes, stored
 from jaxrl_post.engine.host import sequence
 from jaxrl_post.engine.host.admission import Admission
 from jaxrl_post.engine.host.device import DispatchOrder
@@ -25,7 +25,6 @@ from jaxrl_post.engine.host.swap_policy import SwapPolicy
 from jaxrl_post.engine.host.wire import DispatchResult, EngineSettings, Entry
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.engine.speculation.speculation import Drafting
-from jaxrl_post.kernels import eight_bits
 from jaxrl_post.models import cache_kinds, decoder
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.ring.types import Layout
@@ -257,5 +256,5 @@ def _analytic(model: decoder.ModelConfig, sizes: EngineSettings) -> costs.StepCo
     """Returns the analytic cost table of this kind of device. A pass of the wide prompt program costs a step."""
     count = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(model)))
     rows = {*sizes.row_sizes, sizes.prompt_rows} - {0}
-    size = np.dtype(sizes.dtype).itemsize if sizes.weights == eight_bits.AUTO else 1
+    size = held_bytes(model, sizes.weights, sizes.dtype) / count
     return costs.analytic(jax.devices()[0].device_kind, count, size, sorted(rows))

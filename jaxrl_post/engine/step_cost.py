@@ -205,7 +205,7 @@ def _overhead(one: Device) -> float:
     return CPU_OVERHEAD_S if one.platform == "cpu" else OVERHEAD_S
 
 
-def analytic(device_kind: str, parameters: int, bytes_per_parameter: int, sizes: Sequence[int]) -> StepCost:
+def analytic(device_kind: str, parameters: int, bytes_per_parameter: float, sizes: Sequence[int]) -> StepCost:
     """Returns max(weight bytes / bandwidth, 2 * parameters * rows / peak) + overhead: a lower bound, not a forecast."""
     one = devices.of(device_kind)
     seconds = tuple(

@@ -30,7 +30,7 @@ def planned(config: configs.Config, start: inputs.Inputs) -> tuple[list[str], li
     numbers = memory_plan.arithmetic(config, len(start.train), start.longest_prompt, words)
     held = memory_plan.by_device(config, parts.memory(config, start))
     remarks = [*start.notes, *device_check.lines(config, start.model, held)]
-    if config.engine.uncorrected:
+    if config.engine.uncorrected and not config.same_formats:
         remarks.append("engine: rollouts of 8 bits are trained on without correction (engine.uncorrected=True)")
     return remarks, [
         memory_plan.text("Batch", numbers),

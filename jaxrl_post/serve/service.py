@@ -20,6 +20,7 @@ import anyio
 import jax
 
 from jaxrl_post.engine.row_engine import RowEngine
+from jaxrl_post.kernels import eight_bits
 from jaxrl_post.kernels.sampling import LAW
 from jaxrl_post.launch.parts.policy import Policy
 from jaxrl_post.ring.json_text import said
@@ -259,4 +260,6 @@ def fingerprint(policy: Policy, engine: RowEngine) -> str:
         "dtype": policy.config.engine.dtype,
         "model": repr(policy.model),
     }
+    if {sizes.weights, sizes.kv} != {eight_bits.AUTO}:
+        about = {**about, "formats": [sizes.weights, sizes.kv]}
     return hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=4).hexdigest()

@@ -14,8 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
+import numpy as np
 
 from jaxrl_post.config import Config
+from jaxrl_post.engine.eight_bit_weights import stored
 from jaxrl_post.launch.parts import build
 from jaxrl_post.launch.plan.chips import Slice
 from jaxrl_post.models import decoder
@@ -84,14 +86,19 @@ def of(config: Config, model: decoder.ModelConfig, devices: Sequence[PlannedDevi
 
 def _sent(config: Config, model: decoder.ModelConfig, plan: build.DevicePlan) -> Mapping[int, Mapping[str, int]]:
     """Returns the bytes of a publish by host and link."""
-    axes, shapes = decoder.axes(model), jax.tree.leaves(decoder.abstract(model))
+    own = stored(model, config.engine.weights)
+    axes, shapes = decoder.axes(own), jax.tree.leaves(decoder.abstract(own, np.dtype(config.engine.dtype)))
     there, wanted = (
         jax.tree.leaves(meshes.param_shardings(mesh, axes, room))
         for mesh, room in ((plan.learner, "learner"), (plan.first, "engine"))
     )
-    return relayout.links_by_process(
-        zip((leaf.shape for leaf in shapes), there, wanted, strict=True), config.engine.dtype
-    )
+    sent: dict[int, dict[str, int]] = {}
+    for dtype in dict.fromkeys(leaf.dtype for leaf in shapes):
+        some = [(leaf.shape, *homes) for leaf, *homes in zip(shapes, there, wanted, strict=True) if leaf.dtype == dtype]
+        for process, links in relayout.links_by_process(some, dtype).items():
+            mine = sent.setdefault(process, dict.fromkeys(links, 0))
+            sent[process] = {link: mine[link] + size for link, size in links.items()}
+    return sent
 
 
 def table(hosts: Sequence[Host], near: str, far: str) -> str:

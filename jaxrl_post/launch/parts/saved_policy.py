@@ -39,6 +39,8 @@ _ENGINE = (
     "refill_slots",
     "dtype",
     "cost_table",
+    "weights",
+    "kv",
 )
 # Sections of a config that a policy reads, and `seed`.
 READ = ("data", "engine", "lora", "mesh", "model", "reward", "sampling", "seed")

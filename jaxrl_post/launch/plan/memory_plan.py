@@ -25,7 +25,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from jaxrl_post.config import Config
 from jaxrl_post.engine import recurrent_rows
-from jaxrl_post.engine.eight_bit_weights import stored
+from jaxrl_post.engine.eight_bit_weights import held_bytes, stored
 from jaxrl_post.engine.host.wire import most_new, state_rows
 from jaxrl_post.kernels.eight_bits import AUTO
 from jaxrl_post.launch.parts import adapter, second_models
@@ -506,8 +506,7 @@ def _bytes(shapes: Any, shardings: Any) -> int:
 
 def engine_weights(config: Config, model: decoder.ModelConfig) -> int:
     """Returns the bytes of the engine's weights, undivided."""
-    shapes = decoder.abstract(stored(model, config.engine.weights), jnp.dtype(config.engine.dtype))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    return held_bytes(model, config.engine.weights, config.engine.dtype)
 
 
 def position_bytes(config: Config, numbers: int, scales: int) -> int:

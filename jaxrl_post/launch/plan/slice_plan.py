@@ -193,7 +193,7 @@ def check_formats(config: Config, chip: devices.Device) -> None:
       ValueError: with the nearest that it has.
     """
     for name in ("weights", "kv"):
-        if getattr(config.engine, name) == "fp8" and not chip.fp8:
+        if getattr(config.engine, name) == "fp8" and chip.known and not chip.fp8:
             raise ValueError(
                 f"engine.{name}='fp8': {chip.name} has no units for 8-bit floats; the nearest valid engine.{name} is 'int8'"
             )

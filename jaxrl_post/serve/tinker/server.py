@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl_post.config import Config
+from jaxrl_post.kernels import eight_bits
 from jaxrl_post.launch.parts import build, inputs
 from jaxrl_post.launch.parts.policy import Policy
 from jaxrl_post.ring.types import MOST_ENDS
@@ -55,6 +56,12 @@ class Server:
                 raise ValueError(
                     f"{option}={given}: the texts of a client lie in rows of their own, each on one device; the nearest valid "
                     f"value is {without}"
+                )
+        for option, form in (("engine.weights", config.engine.weights), ("model.weights", config.model.weights)):
+            if form != eight_bits.AUTO:
+                raise ValueError(
+                    f"{option}={form!r}: a client trains additions to the engine's own matrices, which are no codes; the nearest "
+                    f"valid value is {eight_bits.AUTO!r}"
                 )
         policy, snapshots = Policy(config, files), Snapshots(folder)
         engine = policy.engine()
