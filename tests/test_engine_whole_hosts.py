@@ -33,7 +33,7 @@ def job(monkeypatch):
 def distant(results):
     """Makes a DistantDevice whose weights are shapes."""
 
-    def layout(model, params, mesh, dtype):
+    def layout(model, params, mesh, dtype, weights):
         return SimpleNamespace(
             case=lambda params: "relayout",
             links=lambda params: {},
