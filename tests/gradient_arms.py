@@ -94,11 +94,12 @@ def gradient(groups, dtype=np.float32, *, parts: int = 1, one: Learner | None = 
 
 
 def again(one: Learner, dtype, **changes) -> Learner:
-    """The learner with the weights that it began with, nothing summed, and changes of its algorithm that only the host
+    """The learner with the weights and the step that it began with, nothing summed, and changes of its algorithm that only the host
     knows of: the aggregation, the estimator of advantages."""
     with precision(dtype):
         one.compile()
         one._algorithm, one._sums = dataclasses.replace(one._algorithm, **changes), one._programs["zeros"]()
+        one._step = 0
         one._begin_round()
         one._begin_step()
         start = mesh.put(made_groups.weights(0, dtype), jax.tree.map(lambda x: x.sharding, one.params))
