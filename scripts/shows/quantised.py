@@ -57,8 +57,8 @@ RUNS = {"in_full": IN_FULL, "corrected": "", "uncorrected": "algorithm.rollout_i
 _STORIES = "engine.weights=int8 engine.kv=int8 algorithm.rollout_is=token"
 _ENDS = "eval.every=0 eval.at=() checkpoint.every=0"  # evaluates before the first step and behind the last one
 TASKS = {"demo": ("configs/demo/eight_bits.py", ""), "stories": ("configs/models/stories.py", _STORIES)}
-# Files, and which of their tests. The others want a small change of weights to change tokens, which codes do not show, or look at
-# plain weights, or compare log-probs of layouts whose sums round otherwise, by less than the step of a code.
+# Files, and which of their tests. Some others want a small change of weights to change tokens, which codes do not show, or look at
+# plain weights. Some compare log-probs of layouts whose sums round otherwise, by less than the step of a code.
 SUITES = {
     "test_engine_equality.py": "not verify_after_a_swap_gives",
     "test_engine_carry.py": "",
