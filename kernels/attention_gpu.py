@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from jaxrl_post.kernels import coded_gpu, row_tiles
+from jaxrl_post.kernels import coded_gpu, eight_bits, row_tiles
 from jaxrl_post.kernels.pallas_gpu import pl, plgpu
 from jaxrl_post.kernels.sinks import joined
 
@@ -52,7 +52,7 @@ BIG_NEGATIVE = -1e30
 
 
 def serves(dtype: Any, cached: Any, heads: int, kv_heads: int, head_dim: int, page: int) -> bool:
-    if cached in coded_gpu.CODES:
+    if cached in eight_bits.DTYPES:
         return coded_gpu.serves(dtype, cached, head_dim, page) and heads // kv_heads <= TILE
     return (
         dtype == cached

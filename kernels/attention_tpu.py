@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from jaxrl_post.kernels import row_tiles
+from jaxrl_post.kernels import eight_bits, row_tiles
 from jaxrl_post.kernels.pallas_tpu import in_hbm, pl, pltpu
 from jaxrl_post.kernels.sinks import joined
 
@@ -45,7 +45,6 @@ NEEDS_OF_CODES = (
     "for a cache in 8 bits bfloat16, heads of 64 or of a multiple of 128, pages of 64, 128 or 256, and 2, 4 or a multiple of 8 key "
     "heads (4, 8 or a multiple of 16 for heads of 64)"
 )
-CODES = (jnp.int8, jnp.float8_e4m3fn)
 TABLE = 1 << 17  # entries of a page table that fit into scalar memory beside other data
 BIG_NEGATIVE = -1e30
 
@@ -53,7 +52,7 @@ BIG_NEGATIVE = -1e30
 def serves(dtype: Any, cached: Any, heads: int, kv_heads: int, head_dim: int, page: int) -> bool:
     wide = head_dim if head_dim % LANES == 0 else 2 * head_dim
     lines = 2 * kv_heads * head_dim // wide  # rows of a position
-    if cached in CODES:
+    if cached in eight_bits.DTYPES:
         return dtype == jnp.bfloat16 and wide % LANES == 0 and _tiled(lines, 4) and page in (64, 128, 256)
     paged = wide % LANES == 0 and page % 8 == 0 and BLOCK % page == 0
     return dtype == cached == jnp.bfloat16 and paged and _tiled(lines, 2)

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxrl_post.kernels import eight_bits
 from jaxrl_post.kernels.pallas_triton import pl, triton
 
-CODES = (jnp.int8, jnp.float8_e4m3fn)
 HEADS = (64, 128, 256)
 PAGES = (64, 128, 256)
 NEEDS = (
@@ -46,7 +46,7 @@ class Walk(NamedTuple):
 
 
 def serves(dtype: Any, cached: Any, head_dim: int, page: int) -> bool:
-    return cached in CODES and jnp.dtype(dtype).itemsize == 2 and head_dim in HEADS and page in PAGES
+    return cached in eight_bits.DTYPES and jnp.dtype(dtype).itemsize == 2 and head_dim in HEADS and page in PAGES
 
 
 def walk(

@@ -24,6 +24,7 @@ class Format(NamedTuple):
 
 
 FORMATS = {"int8": Format(jnp.dtype(jnp.int8), 127.0), "fp8": Format(jnp.dtype(jnp.float8_e4m3fn), 448.0)}
+DTYPES = tuple(one.dtype for one in FORMATS.values())
 AUTO = "auto"  # of an option: numbers have the dtype that they would have anyway
 
 

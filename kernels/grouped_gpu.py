@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
+from jaxrl_post.kernels import eight_bits
 from jaxrl_post.kernels.group_visits import listed
 from jaxrl_post.kernels.pallas_triton import pl, triton
 
@@ -38,7 +39,7 @@ class Visits(NamedTuple):
 
 def serves(dtype: Any, of_matrices: Any, inputs: int, outputs: int) -> bool:
     fits = all(side % LEAST == 0 or side < NARROW for side in (inputs, outputs))
-    return of_matrices in (dtype, jnp.int8, jnp.float8_e4m3fn) and jnp.dtype(dtype).itemsize == 2 and fits
+    return of_matrices in (dtype, *eight_bits.DTYPES) and jnp.dtype(dtype).itemsize == 2 and fits
 
 
 def visits(sizes: Int[Array, " E"], rows: int) -> Visits:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
+from jaxrl_post.kernels import eight_bits
 from jaxrl_post.kernels.group_visits import listed
 from jaxrl_post.kernels.pallas_tpu import in_hbm, pl, pltpu
 
@@ -41,8 +42,11 @@ class Visits(NamedTuple):
 
 
 def serves(dtype: Any, of_matrices: Any, inputs: int, outputs: int) -> bool:
-    kinds = dtype, jnp.int8, jnp.float8_e4m3fn
-    return of_matrices in kinds and jnp.dtype(dtype).itemsize == 2 and max(inputs, outputs) <= LONGEST
+    return (
+        of_matrices in (dtype, *eight_bits.DTYPES)
+        and jnp.dtype(dtype).itemsize == 2
+        and max(inputs, outputs) <= LONGEST
+    )
 
 
 def visits(sizes: Int[Array, " E"], rows: int, least: int = 0) -> tuple[Visits, Int[Array, ""]]:

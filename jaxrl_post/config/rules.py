@@ -28,10 +28,12 @@ def _belong(engine: str, loss: str, estimator: str) -> bool:
 
 def _corrected(same: bool, weighs: str, rejects: str, prox: str, uncorrected: bool, tokens: int) -> bool:
     """Returns whether the learner knows of rollouts of 8 bits, or makes no batch at all, as a served policy."""
-    corrects = (
-        weighs != "none" or rejects != "none" or prox == "rollout"
-    )  # the ratio to the engine's log-probs is one too
-    return same or corrects or uncorrected or tokens == _NO_BATCH
+    return same or uncorrected or tokens == _NO_BATCH or not _plain(weighs, rejects, prox)
+
+
+def _plain(weighs: str, rejects: str, prox: str) -> bool:
+    """Returns whether nothing corrects: no weights, no rejection, and no ratio to the engine's own log-probs."""
+    return weighs == rejects == "none" and prox != "rollout"
 
 
 def _off(steps: tuple, updates: int) -> int | None:
@@ -169,9 +171,10 @@ RUN = (
         "engine.uncorrected",
         "algorithm.rollout_is",
         "algorithm.rollout_rs",
-        need=lambda uncorrected, weighs, rejects: not uncorrected or weighs == rejects == "none",
-        says="{engine.uncorrected} asks for no correction, and {algorithm.rollout_is} with {algorithm.rollout_rs} corrects: leave one "
-        "of them at its default",
+        "algorithm.prox_logp_method",
+        need=lambda uncorrected, *how: not uncorrected or _plain(*how),
+        says="{engine.uncorrected} asks for no correction, and {algorithm.rollout_is}, {algorithm.rollout_rs} or "
+        "{algorithm.prox_logp_method} corrects: leave engine.uncorrected at its default",
     ),
     relation(
         "same_formats",

@@ -67,10 +67,8 @@ class EightBitLayout(weight_sync.WeightLayout):
         there = jax.tree.leaves(params)[0].sharding.mesh
         self._there = traverse_util.flatten_dict(meshes.param_shardings(there, axes, "learner"))
         self._make = functools.partial(coded, name=name, dtype=dtype)
-        self._first_codes = jax.jit(self._make, out_shardings=homes)
-        self._into_codes = jax.jit(
-            lambda old, new: self._make(new), out_shardings=homes, donate_argnums=0, keep_unused=True
-        )
+        self._first = jax.jit(self._make, out_shardings=homes)
+        self._into = jax.jit(lambda old, new: self._make(new), out_shardings=homes, donate_argnums=0, keep_unused=True)
 
     def case(self, params: Any) -> str:
         """Returns "code", or "code and relayout" where codes travel to another layout. Of codes what WeightLayout returns."""
@@ -97,15 +95,11 @@ class EightBitLayout(weight_sync.WeightLayout):
         """Returns the first weights."""
         if self._are_codes(params):
             return super().place(params)
-        return self._first_codes(params) if self.case(params) == "code" else self._coded_and_moved(params)
-
-    def memory(self, old: Any, params: Any) -> Any:
-        """Returns the compiler's `memory_analysis()` of the program that `replace` runs where the layouts agree."""
-        return self._into_codes.lower(old, params).compile().memory_analysis()
+        return self._first(params) if self.case(params) == "code" else self._coded_and_moved(params)
 
     def _replaced(self, old: Any, new: Any, owned: bool) -> Any:
         if self.case(new) == "code":
-            return self._into_codes(old, new) if owned else self._first_codes(new)
+            return self._into(old, new) if owned else self._first(new)
         return self._coded_and_moved(new, old if owned else None)
 
     def _coded_and_moved(self, params: Any, old: Any = None) -> Any:

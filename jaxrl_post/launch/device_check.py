@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from jaxrl_post.config import Config
+from jaxrl_post.launch.parts import build
 from jaxrl_post.launch.plan import chips, memory_plan, slice_plan
 from jaxrl_post.launch.plan.chips import Slice
 from jaxrl_post.launch.plan.memory_plan import Item, Kind
@@ -38,7 +39,7 @@ def lines(config: Config, model: decoder.ModelConfig, held: Mapping[str, Sequenc
     if where.chip.platform == "cpu":
         return []
     _check_compiler(own)
-    slice_plan.check_formats(config, where.chip)
+    build.check_formats(config, where.chip)
     out = [devices.estimated(where.chip, own.device_kind)]
     if not where.chip.bfloat16 and "bfloat16" in (config.engine.dtype, config.model.compute_dtype):
         out.append(f"devices: {own.device_kind} has no units for bfloat16, whose products take as long as float32's")

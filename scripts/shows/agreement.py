@@ -10,15 +10,11 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import engine_lab as lab
+import log_ratios
 import numpy as np
 import trained
 
-from jaxrl_post import config
 from jaxrl_post.models import hf, llama2c
-from jaxrl_post.parallel import mesh
-from jaxrl_post.ring.types import Group
-from jaxrl_post.trainer.learner import Learner, LearnerSettings
 
 MINUTES = 3.0
 PLATFORM = "cpu"
@@ -36,35 +32,8 @@ def show(record) -> None:
 
 def _gaps(model, params):
     """Returns |engine - learner| of every sampled token's log-prob, at temperature 1 and 0.7."""
-    out = []
-    for heat in (1.0, 0.7):
-        asked = lab.requests(48, samples=4, longest=60, longest_prompt=30, vocab=model.vocab_size, temperatures=(heat,))
-        answers = lab.run(lab.engine(params, model), asked)
-        learner = Learner(
-            model,
-            params,
-            mesh.make_mesh(),
-            LearnerSettings(
-                algorithm=config.AlgorithmConfig(),
-                optimizer=config.OptimizerConfig(),
-                batch=config.BatchConfig(rows=4, tokens=128),
-                temperature=heat,
-                steps=1,
-                max_tokens=60,
-            ),
-        )
-        groups = [
-            Group(
-                prompt=asked[i].prompt,
-                rollouts=tuple(answers[r.rollout_id] for r in asked[i : i + 4]),
-                rewards=np.zeros(4),
-                scored=np.ones(4, bool),
-            )
-            for i in range(0, len(asked), 4)
-        ]
-        scored = learner.logprobs(groups)
-        out += [np.abs(scored[name] - rollout.logprobs) for name, rollout in answers.items()]
-    return np.concatenate(out)
+    found = [pair for heat in (1.0, 0.7) for pair in log_ratios.pairs(model, params, temperature=heat)]
+    return np.concatenate([np.abs(mine - theirs) for mine, theirs in found])
 
 
 def _flat(record) -> None:

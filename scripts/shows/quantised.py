@@ -1,4 +1,4 @@
-"""Rollouts of 8 bits read half of the bytes, train as well as rollouts in full, and keep the promise.
+"""Rollouts of 8 bits beside rollouts in full: bytes of a decode step, log-probs, final rewards, and the promise.
 
 1. bytes: a decode step of Qwen2.5-7B with 16 and 64 rows of 4,096 tokens is compiled for v5e, v6e and sm_90. Bytes in int8 over
    those in bfloat16, and no matrix in memory that is wider than 8 bits (scripts/compile_tier/eight_bits.py).
@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 import tempfile
@@ -22,17 +21,14 @@ from pathlib import Path
 import compilers
 import engine_lab as lab
 import jax
+import log_ratios
 import numpy as np
 import trained
 
-from jaxrl_post import config
+from jaxrl_post.algorithms import correction
 from jaxrl_post.engine import eight_bit_weights
-from jaxrl_post.kernels import eight_bits
 from jaxrl_post.models import decoder, hf, llama2c
-from jaxrl_post.models.model_config import EightBits
 from jaxrl_post.parallel import mesh
-from jaxrl_post.ring.types import Group
-from jaxrl_post.trainer.learner import Learner, LearnerSettings
 
 MINUTES = 60.0
 PLATFORM = "cpu"
@@ -50,7 +46,6 @@ WAYS = {
     "int8_both": dict(weights="int8", kv="int8"),
     "fp8_both": dict(weights="fp8", kv="fp8"),
 }
-EXTREME = np.log(1.25)  # of a ratio between engine and learner
 SEEDS, BELOW = range(5), 0.02
 IN_FULL = "engine.weights=auto engine.kv=auto algorithm.rollout_is=none"
 RUNS = {"in_full": IN_FULL, "corrected": "", "uncorrected": "algorithm.rollout_is=none engine.uncorrected=true"}
@@ -110,45 +105,16 @@ def _policies(record) -> dict:
 
 
 def _gap(record) -> None:
-    for policy, (model, params) in _policies(record).items():
+    for policy, given in _policies(record).items():
         for way, formats in WAYS.items():
-            ratios = _ratios(model, params, **formats)
-            record.figure(f"{policy}.{way}.tokens", ratios.size, at_least=1000)
-            record.figure(f"{policy}.{way}.kl_per_token", float(np.mean(np.expm1(ratios) - ratios)))
-            record.figure(f"{policy}.{way}.extreme_ratios", float(np.mean(np.abs(ratios) > EXTREME)))
-        rounded = _ratios(model, params, own="int8", weights="int8")
-        record.figure(f"{policy}.trained_through_the_rounding.worst_gap", float(np.abs(rounded).max()), at_most=1e-4)
-
-
-def _ratios(model, params, own: str = eight_bits.AUTO, **formats: str) -> np.ndarray:
-    """Returns the learner's log-prob minus the engine's, of every sampled token. own: to which the learner rounds."""
-    asked = lab.requests(64, samples=4, longest=60, longest_prompt=30, vocab=model.vocab_size, temperatures=(1.0,))
-    out = lab.run(lab.engine(params, model, **formats), asked)
-    settings = LearnerSettings(
-        algorithm=config.AlgorithmConfig(),
-        optimizer=config.OptimizerConfig(),
-        batch=config.BatchConfig(rows=4, tokens=128),
-        temperature=1.0,
-        steps=1,
-        max_tokens=60,
-    )
-    learner = Learner(_rounding(model, own), params, mesh.make_mesh(), settings)
-    groups = [
-        Group(
-            prompt=asked[at].prompt,
-            rollouts=tuple(out[one.rollout_id] for one in asked[at : at + 4]),
-            rewards=np.zeros(4),
-            scored=np.ones(4, bool),
-        )
-        for at in range(0, len(asked), 4)
-    ]
-    scored = learner.logprobs(groups)
-    return np.concatenate([scored[name] - one.logprobs for name, one in out.items()])
-
-
-def _rounding(model, name: str):
-    bits = None if name == eight_bits.AUTO else EightBits(name, stored=False)
-    return dataclasses.replace(model, eight_bits=bits)
+            pairs = log_ratios.pairs(*given, count=64, formats=formats)
+            told = correction.mismatch_by_cause(pairs, [np.ones(len(one), bool) for one, _ in pairs])
+            record.figure(f"{policy}.{way}.tokens", sum(len(one) for one, _ in pairs), at_least=1000)
+            record.figure(f"{policy}.{way}.kl_per_token", told["rollout_corr/k3_kl_formats"])
+            record.figure(f"{policy}.{way}.extreme_ratios", told["rollout_corr/extreme_formats"])
+        rounded = log_ratios.pairs(*given, rounds="int8", formats={"weights": "int8"})
+        worst = max(float(np.abs(mine - theirs).max()) for mine, theirs in rounded)
+        record.figure(f"{policy}.trained_through_the_rounding.worst_gap", worst, at_most=1e-4)
 
 
 def _rewards(record) -> None:

@@ -35,6 +35,7 @@ from jaxrl_post.launch.parts.inputs import Inputs, PolicyFiles
 from jaxrl_post.launch.plan import memory_plan
 from jaxrl_post.models import cache_kinds, decoder
 from jaxrl_post.models.model_config import EightBits
+from jaxrl_post.parallel import devices as known_devices
 from jaxrl_post.parallel import exchange
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.parallel.processes import say
@@ -298,6 +299,19 @@ def engine(
     return Elastic(make, learner.params, learner if config.lent else None)
 
 
+def check_formats(config: Config, chip: known_devices.Device) -> None:
+    """Refuses number formats that a chip does not have.
+
+    Raises:
+      ValueError: with the nearest that it has.
+    """
+    for name in ("weights", "kv"):
+        if getattr(config.engine, name) == "fp8" and chip.known and not chip.fp8:
+            raise ValueError(
+                f"engine.{name}='fp8': {chip.name} has no units for 8-bit floats; the nearest valid engine.{name} is 'int8'"
+            )
+
+
 def row_engine(
     config: Config,
     start: Inputs | PolicyFiles,
@@ -315,6 +329,8 @@ def row_engine(
     `device`: as in RowEngine. `kind`: `restricted` and `scoring` of EngineSettings, where they are not the config's.
     """
     sizes = dataclasses.replace(engine_sizes(config, layout, start.model), **kind)
+    first = mesh.devices.flat[0]
+    check_formats(config, known_devices.of(first.device_kind, first.platform))
     made = RowEngine(
         start.model,
         params,

@@ -501,7 +501,7 @@ def _elements(shapes: Any, shardings: Any) -> int:
 def _bytes(shapes: Any, shardings: Any) -> int:
     """Returns the bytes of weights on one device, whose leaves have dtypes of their own."""
     leaves = zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True)
-    return sum(int(np.prod(sharding.shard_shape(one.shape))) * one.dtype.itemsize for one, sharding in leaves)
+    return sum(_elements(one, sharding) * one.dtype.itemsize for one, sharding in leaves)
 
 
 def engine_weights(config: Config, model: decoder.ModelConfig) -> int:

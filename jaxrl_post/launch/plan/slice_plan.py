@@ -21,7 +21,7 @@ from jaxrl_post.launch.plan import device_less, memory_plan, mode_choice, roofli
 from jaxrl_post.launch.plan.chips import Slice
 from jaxrl_post.launch.plan.memory_plan import Item, Kind
 from jaxrl_post.models import cache_kinds, decoder
-from jaxrl_post.parallel import device_order, devices
+from jaxrl_post.parallel import device_order
 from jaxrl_post.parallel.devices import MIB
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.simulate import observed, trial
@@ -186,19 +186,6 @@ def _changes(config: Config, model: decoder.ModelConfig) -> Iterator[str]:
 # ---- As text
 
 
-def check_formats(config: Config, chip: devices.Device) -> None:
-    """Refuses number formats that a chip does not have.
-
-    Raises:
-      ValueError: with the nearest that it has.
-    """
-    for name in ("weights", "kv"):
-        if getattr(config.engine, name) == "fp8" and chip.known and not chip.fp8:
-            raise ValueError(
-                f"engine.{name}='fp8': {chip.name} has no units for 8-bit floats; the nearest valid engine.{name} is 'int8'"
-            )
-
-
 def predicted(
     config: Config, model: decoder.ModelConfig, where: Slice, say: Callable[[str], object], length: float = 0.0
 ) -> Predicted:
@@ -209,7 +196,7 @@ def predicted(
 
     Raises as `say_plan` does.
     """
-    check_formats(config, where.chip)
+    build.check_formats(config, where.chip)
     seen = lengths(config, length)
     mean = seen.told["mean"] if config.engine.name == "rows" else length
     parts = say_plan(config, model, where, say, mean)
