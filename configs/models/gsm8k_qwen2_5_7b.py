@@ -3,9 +3,7 @@
 Recipe: that of configs/models/gsm8k_qwen2_5_0_5b.py, with fsdp over all devices. On TPUs the engine has four replicas of four
 chips and sleeps while the learner works. Moments and gradient sums are then in bfloat16, so b2 is 0.98: with 0.999 a
 second moment would move by less than its rounding. On eight H100 every GPU is a replica, and nothing sleeps.
-On eight v5e the engine has matrices and keys and values in int8, in four replicas of two chips, and importance weights correct for
-what that changes. Four neighbours share packed rows. By the plan it is tight there, because all weights are trained.
-Hardware: FILE.py:v6e-16 (without a choice too), :v5e-16, :v5e-8 or :8xh100 (not run on one yet).
+Hardware: FILE.py:v6e-16 (without a choice too), :v5e-16 or :8xh100 (not run on one yet).
 Needs files: as configs/models/gsm8k_qwen2_5_0_5b.py, with Qwen2.5-7B-Instruct/ in JAXRL_MODELS.
 Command: python -m jaxrl_post.main --config=configs/models/gsm8k_qwen2_5_7b.py
 Plan: python -m jaxrl_post.main --config=configs/models/gsm8k_qwen2_5_7b.py:v5e-16 --dry-run --slice=v5e-16
@@ -28,18 +26,7 @@ H100 = {
     "engine.slots": 128,
     "engine.row_sizes": (128, 256),
 }
-INT8 = {
-    "mesh.fsdp": 8,
-    "mesh.engine_tensor": 2,
-    "engine.weights": "int8",
-    "engine.kv": "int8",
-    "engine.page_size": 128,
-    "algorithm.rollout_is": "token",
-    "mesh.context": 4,
-    "batch.rows": 2,
-    "model.remat_policy": "full",
-}
-SLICES = {"v6e-16": {}, "v5e-16": {"model.remat_policy": "full"}, "v5e-8": INT8, "8xh100": H100}
+SLICES = {"v6e-16": {}, "v5e-16": {"model.remat_policy": "full"}, "8xh100": H100}
 
 
 def get_config(slice="v6e-16"):
