@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 PLATFORMS = frozenset({"cpu", "cuda", "tpu"})  # as `platform_dependent` names them
+GPU = ("cuda", "gpu")  # as a topology's device and a real one name it
 HOPPER = 9  # major compute capability: wgmma exists there alone
 AMPERE = 8  # the first whose tensor cores multiply bfloat16
 ROOMY = frozenset({"8.0", "9.0", "10.0", "10.3"})  # a block has 163 KB of shared memory or more; of others 99 are sure
@@ -23,7 +24,7 @@ def without_kernels(device: Any) -> str:
         if found and int(found[1]) >= FIRST_TPU:
             return ""
         return f"the kernels are written for TPU v{FIRST_TPU} and later, and this is {device.device_kind}"
-    if device.platform in ("cuda", "gpu"):
+    if device.platform in GPU:
         capability = str(getattr(device, "compute_capability", "unknown"))
         if capability.partition(".")[0] == str(HOPPER):
             return ""
@@ -33,7 +34,7 @@ def without_kernels(device: Any) -> str:
 
 def without_flash(device: Any) -> str:
     """Returns why a device does not run the kernels of packed rows, experts and recurrent rows, or an empty text. They need no wgmma."""
-    if device.platform not in ("cuda", "gpu"):
+    if device.platform not in GPU:
         return without_kernels(device)
     capability = str(getattr(device, "compute_capability", "unknown"))
     major = capability.partition(".")[0]

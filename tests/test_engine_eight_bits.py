@@ -190,7 +190,6 @@ def test_a_policy_in_int8_shares_its_codes_between_engines():
         (["model.weights=int8"], "nothing corrects it"),
         (["engine.weights=int8", "model.weights=int8", "engine.dtype=bfloat16"], "nothing corrects it"),
         (["engine.kv=int8", "algorithm.rollout_is=token", "engine.uncorrected=true"], "asks for no correction"),
-        (["engine.weights=int8", "lora.rank=4", "algorithm.rollout_is=token"], "they are merged"),
         (["model.weights=int8", "lora.rank=4"], "they are frozen"),
     ],
 )
@@ -205,6 +204,7 @@ def test_each_way_of_correcting_is_enough():
         ["engine.weights=int8", "engine.kv=int8", "algorithm.rollout_is=token"],
         ["engine.kv=int8", "algorithm.rollout_rs=token_k1"],
         ["engine.kv=int8", "engine.uncorrected=true"],
+        ["engine.weights=int8", "lora.rank=4", "algorithm.rollout_is=token"],
         ["engine.kv=int8", "algorithm.prox_logp_method=rollout"],
     ):
         config.resolve(config.default(), [*given, "model.preset=x"])

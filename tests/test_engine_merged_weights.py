@@ -9,6 +9,7 @@ import lora_arms
 import numpy as np
 import pytest
 
+from jaxrl_post.engine.eight_bit_weights import coded
 from jaxrl_post.models import decoder, lora
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.parallel import relayout
@@ -110,6 +111,37 @@ def test_an_engine_that_sleeps_frees_its_own_and_nothing_of_the_learners():
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(first))
     engine.swap(second, 1)
     assert lab.same_bits(bits(engine, asked), lab.run(lab.engine(plain(second)), asked))
+
+
+@pytest.mark.parametrize("axes", [None, ((1, 2, 2), (2, 1, 2))], ids=["in_place", "to_another_layout"])
+def test_codes_are_those_of_merged_weights_and_a_swap_makes_those_with_additions_alone(axes):
+    """Also behind a sleep. What the learner holds is never freed."""
+    learner, mesh = (meshes.make_mesh(*one) for one in axes or ((), ()))
+    first, second = policies(learner)
+    engine = lab.made(lab.TINY, first, mesh, weights="int8")
+
+    def same(policy):
+        wanted = coded(plain(policy), "int8", np.float32)
+        alike = jax.tree.map(np.array_equal, jax.device_get(engine.device.params), jax.device_get(wanted))
+        return all(jax.tree.leaves(alike))
+
+    assert same(first)
+    frozen = engine.device.params["layers"]["0"]["down"]
+    engine.swap(second, 1)
+    assert same(second) and engine.device.params["layers"]["0"]["down"] is frozen
+    engine.sleep()
+    assert frozen.is_deleted()
+    engine.swap(first, 2)
+    assert same(first) and not any(leaf.is_deleted() for leaf in jax.tree.leaves((first, second)))
+    if axes is None:
+        assert engine.device.case == "merge and code" and not any(engine.device.links.values())
+        return
+    assert engine.device.case == "merge, code and relayout"
+    parts = [engine.device.params["layers"][at] for at in ("0", "1")]
+    moved = [part[f"{name}{more}"] for part in parts for name in GIVEN.targets for more in ("", "_scale")]
+    assert sum(engine.device.links.values()) == sum(
+        mesh.size * int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize for x in moved
+    )
 
 
 def test_refusals_leave_the_old_version_running():

@@ -63,8 +63,6 @@ _ROWS = rows(
         "on the prompt, and batch.shared_prompts=True trains the prompt once for all",
         "batch.shared_prompts=true -> algorithm.router_aux_loss_coef is 0": "{algorithm.router_aux_loss_coef} balances experts "
         "over each rollout's prompt and answer, and batch.shared_prompts=True has the prompt once for all",
-        "lora.rank>0 -> engine.weights is auto": "{engine.weights} makes codes of trained matrices, and with lora.rank above 0 "
-        "they are merged in the engine's dtype",
         "lora.rank>0 -> model.weights is auto": "{model.weights} rounds trained matrices, and with lora.rank above 0 they are frozen",
         "mesh.fsdp multiple_of mesh.context": "{mesh.fsdp} must be a multiple of {mesh.context}: its devices share rows",
         "mesh.context=1 -> batch.rows multiple_of mesh.shards": "{batch.rows} must be a multiple of mesh.data*mesh.fsdp*mesh.expert="

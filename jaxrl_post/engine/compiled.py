@@ -39,6 +39,9 @@ from jaxrl_post.kernels import attention, choice, hardware, verify
 from jaxrl_post.models import cache_kinds, decoder, experts
 from jaxrl_post.parallel import mesh as meshes
 
+# For matrices in codes on GPUs. XLA would divide the sums of a product by its number of rows, and keep float32 parts in memory.
+ONE_SUM = {"xla_gpu_experimental_force_split_k": 1}
+
 
 def insert(drafter: Drafter, state: State, entry: Entry) -> State:
     """Returns the state after texts entered slots and pages were copied. The drafter learns the texts."""
@@ -92,6 +95,8 @@ class Programs:
             functools.partial(jax.sharding.NamedSharding, mesh),
             (attention.divided(by_axis, sizes.kv), recurrent_rows.divided(by_axis)),
         )
+        on_gpu = mesh.devices.flat[0].platform in hardware.GPU
+        self._options = ONE_SUM if on_gpu and config.eight_bits is not None else None
         own = [one for one in config.kept if one.of is None]
         self._placed = State(
             tuple(pages if isinstance(one, cache_kinds.Pages) else states for one in own), *[self._blocks] * 3
@@ -115,7 +120,8 @@ class Programs:
     def _dispatch_program(self, params: Any, drafter: Drafter, rows: int) -> Callable:
         s, (state, tables) = self.sizes, self._shapes(drafter)
         program = RowProgram(rows=rows, sizes=s, drafter=drafter, **self._fixed)
-        run = jax.jit(functools.partial(dispatch, program), donate_argnums=2, out_shardings=(self._placed, self._whole))
+        run = functools.partial(dispatch, program)
+        run = jax.jit(run, donate_argnums=2, out_shardings=(self._placed, self._whole), compiler_options=self._options)
         return run.lower(
             params, tables, state, self._ints((s.replicas, s.slots, TABLE + s.blocks)), self._ints((3,))
         ).compile()
@@ -133,7 +139,7 @@ class Programs:
         s, (state, _) = self.sizes, self._shapes(Drafter())
         tiles = self._ints((s.replicas, s.prompt_rows // PROMPT_TILE, TILE_TABLE + s.blocks))
         run = functools.partial(prefill, Program(**self._fixed))
-        run = jax.jit(run, donate_argnums=2, out_shardings=self._placed.cache)
+        run = jax.jit(run, donate_argnums=2, out_shardings=self._placed.cache, compiler_options=self._options)
         return run.lower(params, state.tokens, state.cache, tiles).compile()
 
     def _blank_programs(self, drafter: Drafter) -> tuple[Callable, ...]:

@@ -7,7 +7,7 @@ leaves at a time, and they move as other weights do. No device holds a second co
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,8 @@ from jaxrl_post.models.layer import EIGHT_BITS, input_axes
 from jaxrl_post.models.model_config import EightBits, ModelConfig
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.parallel import relayout, weight_sync
+
+Path = tuple[str, ...]  # of a leaf
 
 
 def stored(model: ModelConfig, name: str) -> ModelConfig:
@@ -83,9 +85,13 @@ class EightBitLayout(weight_sync.WeightLayout):
         """Returns how many bytes a swap moves, by link: those of codes and scales, or nothing where they are in place."""
         if self._are_codes(params) or self.case(params) == "code":
             return self.nothing_moves()
-        made = traverse_util.flatten_dict(jax.eval_shape(self._make, params))
-        placed = {path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._there[path]) for path, x in made.items()}
-        return self.moved_by_link(traverse_util.unflatten_dict(placed))
+        return self._links_of(traverse_util.flatten_dict(jax.eval_shape(self._make, params)))
+
+    def _links_of(self, made: Mapping[Path, Any]) -> dict[str, int]:
+        """Returns how many bytes move by link where codes and scales of these shapes leave the learner's layout."""
+        homes = traverse_util.flatten_dict(self.shardings)
+        placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._there[path]) for path, x in made.items()]
+        return self.moved_by_link(placed, [homes[path] for path in made])
 
     def check(self, old: Any, params: Any) -> None:
         """Checks new weights before a swap, as WeightLayout does."""
@@ -104,24 +110,41 @@ class EightBitLayout(weight_sync.WeightLayout):
 
     def _coded_and_moved(self, params: Any, old: Any = None) -> Any:
         """Returns codes and scales in this layout. Frees the old ones of each group, if given, before new ones arrive."""
-        flat, homes = traverse_util.flatten_dict(params), traverse_util.flatten_dict(self.shardings)
-        held, out = traverse_util.flatten_dict(old) if old is not None else {}, {}
-        plain = traverse_util.flatten_dict(self._plain.shardings)
-        paths = list(flat)
-        for group in relayout.groups([flat[path] for path in paths], [plain[path] for path in paths]):
+        held = traverse_util.flatten_dict(old) if old is not None else {}
+
+        def made(paths: Sequence[Path], leaves: Sequence[jax.Array]) -> list[dict]:
+            return self._coded(tuple(path[-1] for path in paths), leaves)
+
+        return traverse_util.unflatten_dict(self._by_groups(traverse_util.flatten_dict(params), made, held))
+
+    def _by_groups(
+        self,
+        leaves: Mapping[Path, jax.Array],
+        made: Callable[[Sequence[Path], Sequence[jax.Array]], list[dict]],
+        held: Mapping[Path, jax.Array],
+    ) -> dict[Path, jax.Array]:
+        """Returns what is `made` of leaves, in this layout, by path.
+
+        Args:
+          leaves: the learner's.
+          made: makes codes and scales of a group in the learner's layout, a dict by name for each leaf.
+          held: old codes and scales, which are freed before those of their group arrive.
+        """
+        paths, homes = list(leaves), traverse_util.flatten_dict(self.shardings)
+        plain, out = traverse_util.flatten_dict(self._plain.shardings), {}
+        for group in relayout.groups([leaves[path] for path in paths], [plain[path] for path in paths]):
             some = [paths[at] for at in group]
-            kinds = tuple(path[-1] for path in some)
-            made = {
+            own = {
                 (*path[:-1], name): leaf
-                for path, own in zip(some, self._coded(kinds, [flat[path] for path in some]), strict=True)
-                for name, leaf in own.items()
+                for path, parts in zip(some, made(some, [leaves[path] for path in some]), strict=True)
+                for name, leaf in parts.items()
             }
-            made = {path: jax.device_put(leaf, self._there[path]) for path, leaf in made.items()}
-            for path in made:
+            own = {path: jax.device_put(leaf, self._there[path]) for path, leaf in own.items()}
+            for path in own:
                 if path in held:
                     held[path].delete()
-            out |= zip(made, self._sent(list(made.values()), [homes[path] for path in made]), strict=True)
-        return traverse_util.unflatten_dict(out)
+            out |= zip(own, self._sent(list(own.values()), [homes[path] for path in own]), strict=True)
+        return out
 
     @functools.cached_property
     def _coded(self) -> Any:

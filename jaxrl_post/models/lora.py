@@ -156,12 +156,13 @@ def merged(matrices: Any, adapter: Any, lora: Lora, dtype: Any) -> Any:
     def one(path: tuple, leaf: jax.Array) -> jax.Array:
         *parents, name = (key.key for key in path)
         layer = functools.reduce(lambda tree, parent: tree[parent], parents, adapter)
-        return _sum(leaf, *(layer[part] for part in low_rank(name, lora)), name, lora).astype(dtype)
+        return sum_of(leaf, *(layer[part] for part in low_rank(name, lora)), name, lora).astype(dtype)
 
     return jax.tree_util.tree_map_with_path(one, matrices)
 
 
-def _sum(matrix: jax.Array, a: jax.Array, b: jax.Array, name: str, lora: Lora) -> jax.Array:
+def sum_of(matrix: jax.Array, a: jax.Array, b: jax.Array, name: str, lora: Lora) -> jax.Array:
+    """Returns W + scale A B of one matrix, in float32 or wider. To be traced."""
     inputs, outputs = PRODUCTS[product(name)]
     each = "e" * leading(name)
     wide = jnp.promote_types(jnp.promote_types(matrix.dtype, a.dtype), jnp.float32)
@@ -210,7 +211,7 @@ class Merged(Mapping):
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def _one(matrix: jax.Array, a: jax.Array, b: jax.Array, name: str, lora: Lora) -> jax.Array:
-    return _sum(matrix, a, b, name, lora)
+    return sum_of(matrix, a, b, name, lora)
 
 
 def exported(policy: Any) -> Any:

@@ -187,10 +187,16 @@ class WeightLayout:
         """Returns how many bytes a swap to these weights moves, by link. Nothing moves where they are shared."""
         return self.nothing_moves() if self.case(params) == "shared" else self.moved_by_link(params)
 
-    def moved_by_link(self, params: Any) -> dict[str, int]:
-        """Returns the bytes that reach devices of the engine where nothing is shared, by link. params: arrays, or shapes with places."""
+    def moved_by_link(self, params: Any, homes: Any = None) -> dict[str, int]:
+        """Returns the bytes that reach devices of the engine where nothing is shared, by link.
+
+        Args:
+          params: arrays, or shapes with places.
+          homes: a tree like `params`. None: that of all weights.
+        """
         found = self.nothing_moves()
-        leaves = list(zip(jax.tree.leaves(params), jax.tree.leaves(self.shardings), strict=True))
+        homes = self.shardings if homes is None else homes
+        leaves = list(zip(jax.tree.leaves(params), jax.tree.leaves(homes), strict=True))
         for dtype in {self._dtype_of(leaf) for leaf, _ in leaves}:
             some = [one for one in leaves if self._dtype_of(one[0]) == dtype]
             for link, size in relayout.links(*zip(*some, strict=True), dtype).items():

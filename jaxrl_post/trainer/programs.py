@@ -23,7 +23,7 @@ from jaxrl_post.algorithms.correction import off_policy
 from jaxrl_post.algorithms.kl_estimators import KL_ESTIMATORS
 from jaxrl_post.algorithms.logprobs import log_ratio
 from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
-from jaxrl_post.kernels import branches, choice
+from jaxrl_post.kernels import branches, choice, hardware
 from jaxrl_post.models import decoder, experts, layer_loop, lora
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.parallel import row_pieces
@@ -91,7 +91,7 @@ def recipe(
     placed = platform == "tpu" and meshes.vocab_shards(mesh) > 1  # whole weights would take more temporaries
     loop = layer_loop.LayerLoop(
         scan=on(scan_layers, platform),
-        row_major=platform in ("gpu", "cuda"),
+        row_major=platform in hardware.GPU,
         # With additions, pairs that are not placed take more seconds to compile.
         paired=platform == "tpu" and (placed or model.lora is None),
         placed=placed,

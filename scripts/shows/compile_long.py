@@ -11,7 +11,7 @@ import time
 
 import compilers
 
-MINUTES = 20.0
+MINUTES = 5.0
 LIMIT_MINUTES = 40.0
 SOURCES = (
     "scripts/compile_tier",

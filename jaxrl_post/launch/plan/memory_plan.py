@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 from jax.sharding import AbstractMesh, AxisType
 
 from jaxrl_post.config import Config
@@ -32,6 +33,7 @@ from jaxrl_post.launch.parts import adapter, second_models
 from jaxrl_post.launch.plan import activations
 from jaxrl_post.launch.plan.activations import SIZES
 from jaxrl_post.models import cache_kinds, decoder, experts, lora
+from jaxrl_post.models.layer import EIGHT_BITS
 from jaxrl_post.parallel import mesh as meshes
 
 SHARED, LEARNS, GENERATES = "device", "device that learns", "device that generates"
@@ -253,20 +255,29 @@ def _of_engine(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
     """Returns what the engine holds of weights beside those that it shares with the learner."""
     shapes, homes = decoder.abstract(model), _engine_homes(config, model)
     case, dtype, engine = swap_case(config), config.engine.dtype, _elements(shapes, homes)
-    if not config.lora.rank:
-        own, form = stored(model, config.engine.weights), config.engine.weights
+    base, form = config.lora.base_dtype, config.engine.weights
+    shares = case in ("merge", "merge and code") and dtype == base  # all that has no additions and no codes
+    if not config.lora.rank or form != AUTO:
+        own = stored(model, form)
         name = dtype if form == AUTO else f"matrices in {form}, else {dtype}"
         whole = _bytes(decoder.abstract(own, jnp.dtype(dtype)), _engine_homes(config, own))
         size = whole if case != "shared" or config.engine.layouts else 0
+        if shares:
+            size -= SIZES[dtype] * _elements(*(_without_codes(tree, config, model) for tree in (shapes, homes)))
         return (Item(Kind.ENGINE_WEIGHTS, f"weights (engine, {name}, {case})", size),)
-    base, added = config.lora.base_dtype, adapter.adapting(config.lora, model).lora
+    added = adapter.adapting(config.lora, model).lora
     merged = _elements(*(lora.matrices(tree, added)[0] for tree in (shapes, homes)))
-    own = merged if case == "merge" and dtype == base else engine
     apart = 0 if case == "merge" else SIZES[base] * merged
     return (
-        Item(Kind.ENGINE_WEIGHTS, f"weights (engine, {dtype}, {case})", SIZES[dtype] * own),
+        Item(Kind.ENGINE_WEIGHTS, f"weights (engine, {dtype}, {case})", SIZES[dtype] * (merged if shares else engine)),
         Item(Kind.ENGINE_BASE, f"matrices to be merged (engine, {base})", apart),
     )
+
+
+def _without_codes(tree: Any, config: Config, model: decoder.ModelConfig) -> dict:
+    """Returns the leaves that low-rank additions do not change, and that are no matrices in codes."""
+    kept = traverse_util.flatten_dict(lora.matrices(tree, adapter.adapting(config.lora, model).lora)[1])
+    return {path: leaf for path, leaf in kept.items() if path[-1] not in EIGHT_BITS}
 
 
 def _micro_batch(
@@ -480,12 +491,16 @@ def of_host() -> int:
 def swap_case(config: Config) -> str:
     """Returns how weights reach the engine: "shared", "cast" or "relayout" (another sharding).
 
-    Of low-rank additions: "merge", or "relayout and merge". In 8 bits: "code", or "code and relayout".
+    Of low-rank additions: "merge", or "relayout and merge". In 8 bits: "code", or "code and relayout"; of both: "merge and code",
+    or "merge, code and relayout".
     """
     apart = config.mesh.fsdp > 1 or config.mesh.engine or not config.mesh.alike
+    codes = config.engine.weights != AUTO
+    if config.lora.rank and codes:
+        return "merge, code and relayout" if apart else "merge and code"
     if config.lora.rank:
         return "relayout and merge" if apart else "merge"
-    if config.engine.weights != AUTO:
+    if codes:
         return "code and relayout" if apart else "code"
     if apart:
         return "relayout"

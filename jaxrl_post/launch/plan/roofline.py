@@ -12,6 +12,7 @@ import jax
 
 from jaxrl_post.config import Config
 from jaxrl_post.engine.step_cost import DecodeCost
+from jaxrl_post.kernels.eight_bits import AUTO
 from jaxrl_post.launch.parts import adapter
 from jaxrl_post.launch.plan import activations, memory_plan
 from jaxrl_post.launch.plan.chips import Slice
@@ -209,7 +210,9 @@ def publish(config: Config, model: decoder.ModelConfig, where: Slice) -> float:
     if m.fsdp == 1 and not m.engine and m.alike:
         return held / m.engine_parts * (4 + size) / (where.chip.bandwidth * MEMORY)  # a cast in place
     got = held * size / m.engine_parts
-    if config.lora.rank:  # additions travel as float32; then matrices are read and written where they are
+    if (
+        config.lora.rank and config.engine.weights == AUTO
+    ):  # additions travel in float32; matrices are merged where they are
         merged = held / m.engine_parts * (activations.SIZES[config.lora.base_dtype] + size)
         got = 4 * _trained(config, model) / m.engine_parts
         return got / (where.link(m.fsdp * m.tensor) * LINKS) + merged / (where.chip.bandwidth * MEMORY)
