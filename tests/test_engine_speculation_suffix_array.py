@@ -62,3 +62,11 @@ def test_sums_of_priorities_are_exact_and_a_large_pool_sorts_at_once():
     assert time.process_time() - start < 3.0  # measured 0.1 s
     assert built.priority[-1] == 16 * built.pool.size
     assert np.array_equal(np.diff(built.priority), np.full(built.pool.size - 1, 16))
+    odd = suffix_array.build(answers, np.arange(9), np.full(8, 1023))  # as far as 2^23 tokens of the highest reward
+    assert np.array_equal(np.diff(odd.priority), np.full(odd.pool.size - 1, 1023))
+
+
+def test_more_tokens_than_sums_can_count_are_refused(monkeypatch):
+    monkeypatch.setattr(suffix_array, "MOST", 8)
+    with pytest.raises(ValueError, match="1 rollouts of a prompt have 9 tokens, at most 8"):
+        suffix_array.build([np.arange(5, dtype=np.int32)], np.arange(3))

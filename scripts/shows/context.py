@@ -30,11 +30,11 @@ from jaxrl_post.models import hf
 from jaxrl_post.parallel import row_pieces
 from jaxrl_post.runs import rollout_log
 
-MINUTES = 20.0
+MINUTES = 25.0
 PLATFORM = "cpu"
 BOUNDS = {"x64": (np.float64, 1e-12), "f32": (np.float32, 5e-6)}
 SEEN = 1e-3
-STEPS, SEEDS, STARTING = 6, tuple(range(4)), 1
+STEPS, SEEDS, STARTING = 6, tuple(range(6)), 1
 LONG_S = 1800.0  # of a run of long rollouts, at most
 DEMO = [
     "--config=configs/demo/context.py",

@@ -17,11 +17,12 @@ from jaxtyping import Bool, Float, Int
 DEPTH = 32
 SEPARATOR = -1
 TAIL = 7  # tokens of the prompt before each rollout: the longest match
-STEPS = 15  # priorities are 1 to 1 + STEPS: whole numbers, whose sums float32 holds exactly up to 2^20 suffixes
+STEPS = 15  # priorities are whole numbers, 1 to 1 + STEPS
+MOST = (1 << 30) // (1 + STEPS)  # suffixes whose sums, and the sum of two of them, an int32 holds
 
 
 class Suffixes(NamedTuple):
-    """`pool` int32[n]. `order` int32[n]: starts of the sorted suffixes. `priority` f32[n]: running sum in `order`."""
+    """`pool` int32[n]. `order` int32[n]: starts of the sorted suffixes. `priority` int32[n]: running sum in `order`."""
 
     pool: np.ndarray
     order: np.ndarray
@@ -34,14 +35,23 @@ def build(
     """Returns the suffix array of one epoch's rollouts, int32[T] each.
 
     `context`: the end of the prompt. `priorities` None: 1 each; then the middle of an interval is in its most frequent
-    branch, where one branch has the majority."""
+    branch, where one branch has the majority.
+
+    Raises:
+      ValueError: the rollouts have more tokens than sums of priorities can count.
+    """
     tail = np.asarray(context, np.int32)[-TAIL:]
     end = np.array([SEPARATOR], np.int32)
     pool = np.concatenate([np.zeros(0, np.int32), *(part for answer in rollouts for part in (tail, answer, end))])
     sizes = [tail.size + len(answer) + 1 for answer in rollouts]
+    if pool.size > MOST:
+        raise ValueError(
+            f"drafting from suffixes: {len(rollouts)} rollouts of a prompt have {pool.size:,} tokens, at most {MOST:,}; "
+            "a smaller scheduler.group_size has fewer, and speculation.drafter='off' needs none"
+        )
     weight = np.repeat(np.ones(len(rollouts), np.int64) if priorities is None else priorities, sizes)
     order = sort(pool)
-    return Suffixes(pool.astype(np.int32), order, np.cumsum(weight[order]).astype(np.float32))
+    return Suffixes(pool.astype(np.int32), order, np.cumsum(weight[order]).astype(np.int32))
 
 
 def sort(pool: np.ndarray) -> Int[np.ndarray, " n"]:

@@ -76,7 +76,7 @@ class Histospec(Drafter):
 
     def empty(self, slots: int) -> tuple[Tables, Memory]:
         none = jnp.zeros(self.entries, jnp.int32)
-        tables = Tables(none + suffix_array.SEPARATOR, none, none.astype(jnp.float32), jnp.asarray(self.priors))
+        tables = Tables(none + suffix_array.SEPARATOR, none, none, jnp.asarray(self.priors))
         return tables, Memory(jnp.full(slots, FIRST_WINDOW, jnp.int32), jnp.zeros((2, self.classes), jnp.int32))
 
     def enter(self, memory: Memory, entry: Entry) -> Memory:
@@ -165,13 +165,13 @@ def _interval(tables: Tables, place: Array, context: Array) -> tuple[Array, Arra
 
 def _middle(tables: Tables, place: Array, low: Array, high: Array) -> Array:
     """Returns [S, 5]: the first suffix of low .. high-1 at which half of the interval's priority is reached."""
-    before = jnp.where(low > 0, _get(tables.priority, place, low - 1), 0.0)
-    half = 0.5 * (before + _get(tables.priority, place, jnp.maximum(high - 1, 0)))
+    before = jnp.where(low > 0, _get(tables.priority, place, low - 1), 0)
+    twice = before + _get(tables.priority, place, jnp.maximum(high - 1, 0))
 
     def halve(_, ends):
         low, high = ends
         middle = (low + high) // 2
-        short = _get(tables.priority, place, middle) < half
+        short = 2 * _get(tables.priority, place, middle) < twice
         return (jnp.where(short & (low < high), middle + 1, low), jnp.where(short | (low >= high), high, middle))
 
     last = jnp.maximum(high - 1, low)
