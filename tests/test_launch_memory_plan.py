@@ -471,6 +471,24 @@ def test_additions_are_counted_by_hand(fsdp):
     assert memory_plan.swap_case(given) == case
 
 
+@pytest.mark.parametrize("fsdp", [1, 2])
+def test_codes_of_additions_are_counted_by_hand(fsdp):
+    """A byte for each number of a matrix and four for each output's scale. The engine has no copy of the base to merge."""
+    given = config(
+        f"mesh.fsdp={fsdp} lora.rank=4 lora.targets=('q_proj',) lora.base_dtype=bfloat16 engine.dtype=bfloat16",
+        "engine.weights=int8 algorithm.rollout_is=token",
+    )
+    m = TINY
+    read, kept = m.heads * m.head_dim, 2 * m.kv_heads * m.head_dim
+    matrices = m.layers * m.embed * (2 * read + kept + 3 * m.ffw)
+    outputs = m.layers * (read + kept + m.embed + 2 * m.ffw + m.embed)
+    case = "merge and code" if fsdp == 1 else "merge, code and relayout"
+    held = {item.what: item.bytes for item in memory_plan.memory(given, m)}
+    others = 0 if fsdp == 1 else 2 * (whole() - matrices)  # of the learner, where the layouts agree
+    assert held[f"weights (engine, matrices in int8, else bfloat16, {case})"] == matrices + 4 * outputs + others
+    assert not any("to be merged" in what for what in held) and memory_plan.swap_case(given) == case
+
+
 def test_a_reward_model_lies_with_the_engine_and_stays_while_it_sleeps():
     judge, words = dataclasses.replace(TINY, scalar=True), "weights (reward model, bfloat16)"
     size = 2 * whole(judge)

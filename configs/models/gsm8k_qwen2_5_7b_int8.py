@@ -2,7 +2,7 @@
 
 Recipe: that of configs/models/gsm8k_qwen2_5_7b_lora.py. The engine has matrices, keys and values in int8, in four replicas of two
 chips, and sleeps while the learner works. Importance weights correct for what that changes. Moments of the additions are in float32.
-Training all weights does not fit these chips, not even with moments and sums in bfloat16.
+Training all weights takes more memory than these chips have, by their compiler, with moments and sums in bfloat16 too.
 Hardware: v5e-8 (not run on one yet).
 Needs files: as configs/models/gsm8k_qwen2_5_0_5b.py, with Qwen2.5-7B-Instruct/ in JAXRL_MODELS.
 Command: python -m jaxrl_post.main --config=configs/models/gsm8k_qwen2_5_7b_int8.py

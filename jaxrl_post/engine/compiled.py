@@ -39,7 +39,8 @@ from jaxrl_post.kernels import attention, choice, hardware, verify
 from jaxrl_post.models import cache_kinds, decoder, experts
 from jaxrl_post.parallel import mesh as meshes
 
-# For matrices in codes on GPUs. XLA would divide the sums of a product by its number of rows, and keep float32 parts in memory.
+# For matrices in codes on GPUs. XLA would cut the sum of a product into parts, more of them where rows are few, and keep the parts
+# in memory in float32.
 ONE_SUM = {"xla_gpu_experimental_force_split_k": 1}
 
 

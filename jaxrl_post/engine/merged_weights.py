@@ -91,7 +91,6 @@ class MergedLayout:
         matrices, others = lora.matrices(homes, policy.lora)
         own, _ = lora.matrices(policy.base, policy.lora)
         self._additions = Additions(model, policy, mesh)
-        self._adapter = self._additions.layout
         self._matrices = WeightLayout(matrices, jax.tree.leaves(own)[0].dtype)
         self._others = WeightLayout(others, dtype)
         self._here: Any = None  # the matrices of the base, where they are merged
@@ -106,12 +105,15 @@ class MergedLayout:
 
     def case(self, policy: lora.Adapted) -> str:
         """Returns "merge", or "relayout and merge" where A and B travel to another layout first."""
-        cases = {self._adapter.case(policy.adapter), self._matrices.case(lora.matrices(policy.base, self._lora)[0])}
+        cases = {
+            self._additions.layout.case(policy.adapter),
+            self._matrices.case(lora.matrices(policy.base, self._lora)[0]),
+        }
         return "relayout and merge" if "relayout" in cases else "merge"
 
     def links(self, policy: lora.Adapted) -> Mapping[str, int]:
         """Returns how many bytes a swap moves, by link: those of A and B, or nothing where they are in place."""
-        return self._adapter.links(policy.adapter)
+        return self._additions.layout.links(policy.adapter)
 
     def check(self, old: Any, policy: Any) -> None:
         """As Additions.check."""
@@ -122,7 +124,7 @@ class MergedLayout:
         matrices, others = lora.matrices(policy.base, self._lora)
         if self._here is None:
             self._here = self._matrices.place(matrices)
-        merged = self._first(self._here, self._adapter.place(policy.adapter))
+        merged = self._first(self._here, self._additions.layout.place(policy.adapter))
         return lora.joined(merged, self._others.place(others))
 
     def replace(self, old: Any, policy: lora.Adapted, owned: bool = True) -> Any:
@@ -133,7 +135,7 @@ class MergedLayout:
         """
         matrices, others = lora.matrices(old, self._lora)
         with torn_if_it_fails():
-            merged = self._into(matrices, self._here, self._adapter.place(policy.adapter))
+            merged = self._into(matrices, self._here, self._additions.layout.place(policy.adapter))
         return lora.joined(merged, others)
 
     def free(self, held: Any, owned: bool) -> None:
@@ -185,6 +187,7 @@ class MergedEightBitLayout(EightBitLayout):
         self._additions.free(held)
 
     def _made_here(self, path: Path) -> bool:
+        """Returns whether a leaf has additions or codes, so that the engine's differs from the base's."""
         return path[-1] in EIGHT_BITS or path[-1] in self._merged
 
     def _with_additions(self, policy: lora.Adapted) -> dict[Path, jax.Array]:

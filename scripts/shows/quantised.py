@@ -30,7 +30,7 @@ from jaxrl_post.engine import eight_bit_weights
 from jaxrl_post.models import decoder, hf, llama2c
 from jaxrl_post.parallel import mesh
 
-MINUTES = 60.0
+MINUTES = 90.0
 PLATFORM = "cpu"
 SOURCES = (
     "scripts/compile_tier",

@@ -18,7 +18,7 @@ DEPTH = 32
 SEPARATOR = -1
 TAIL = 7  # tokens of the prompt before each rollout: the longest match
 STEPS = 15  # priorities are whole numbers, 1 to 1 + STEPS
-MOST = (1 << 30) // (1 + STEPS)  # suffixes whose sums, and the sum of two of them, an int32 holds
+MOST = ((1 << 30) - 1) // (1 + STEPS)  # suffixes: an int32 holds twice the sum of their priorities
 
 
 class Suffixes(NamedTuple):
