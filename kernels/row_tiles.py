@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Int
 
 
@@ -21,17 +20,15 @@ def most(rows: Any, size: int) -> int:
 
 def of(rows: Any, size: int) -> Int[Array, "tiles 4"]:
     """Returns, for each tile: slot, first row, number of rows (0: an idle tile), position of the first row."""
-    R, tiles = rows.slot.shape[0], most(rows, size)
-    row = jnp.arange(R, dtype=jnp.int32)
+    row, tile = (jnp.arange(n, dtype=jnp.int32) for n in (rows.slot.shape[0], most(rows, size)))
     follows = (rows.slot[1:] == rows.slot[:-1]) & rows.real[:-1]
     first = rows.real & ~jnp.concatenate([jnp.zeros(1, bool), follows])
-    rank = row - lax.cummax(jnp.where(first, row, 0))
-    opens = rows.real & (rank % size == 0)
-    tile = jnp.cumsum(opens) - 1
-    head = jnp.where(opens, tile, tiles)
-    count = jnp.zeros(tiles, jnp.int32).at[jnp.where(rows.real, tile, tiles)].add(1, mode="drop")
-    slot, start, position = (
-        jnp.zeros(tiles, jnp.int32).at[head].set(x.astype(jnp.int32), mode="drop")
-        for x in (rows.slot, row, rows.position)
-    )
-    return jnp.stack([slot, start, count, position], axis=-1)
+    # Sums over masks of all pairs: a scan or a scatter would be small kernels of its own, in every step.
+    earlier = row[None, :] <= row[:, None]
+    opens = rows.real & ((row - jnp.max(jnp.where(earlier & first, row, 0), axis=1)) % size == 0)
+    number = jnp.sum(earlier & opens, axis=1, dtype=jnp.int32)  # of a row's tile, from 1 on
+    mine = (number == tile[:, None] + 1) & rows.real
+    count, start = jnp.sum(mine, axis=1, dtype=jnp.int32), jnp.argmax(mine, axis=1).astype(jnp.int32)
+    there = count > 0
+    columns = (rows.slot[start], start, count, rows.position[start])
+    return jnp.stack([jnp.where(there, x.astype(jnp.int32), 0) for x in columns], axis=-1)

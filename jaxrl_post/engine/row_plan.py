@@ -3,6 +3,9 @@
 Order of service: one row for every running slot; prefill rows, oldest slot first; rows that verify a prefix, shared
 evenly; draft rows, the most valuable first. A slot whose forced rows were cut gets no candidate row. Invariant: the
 plan decides when a position is computed, never its token.
+
+Sums, ranks and levels are sums over masks of all pairs. A scan, a sort or a scatter would be several small kernels each in
+every step on an accelerator, and slots are few.
 """
 
 from __future__ import annotations
@@ -35,14 +38,15 @@ def level_fill(xp, wants: Array, budget: Array, order: Array, rounds: int) -> Ar
 
     What cannot be shared evenly goes to the first slots in `order`. `rounds`: bits of the largest level that can
     matter."""
-    level = xp.zeros_like(budget)
-    for bit in reversed(range(rounds)):
-        higher = level + (1 << bit)
-        level = xp.where(xp.sum(xp.minimum(wants, higher)) <= budget, higher, level)
+    levels = xp.arange(1, 1 << rounds, dtype=wants.dtype)
+    affordable = xp.sum(xp.minimum(wants[None, :], levels[:, None]), axis=1) <= budget
+    level = xp.sum(
+        affordable.astype(wants.dtype)
+    )  # shares do not shrink as the level rises, so this is the highest one
     share = xp.minimum(wants, level)
     more = (wants > level).astype(share.dtype)[order]
     left = budget - xp.sum(share)
-    odd = xp.where(xp.cumsum(more) <= left, more, 0)
+    odd = xp.where(_running(xp, more) <= left, more, 0)
     return share + odd[rank_of(xp, order)]
 
 
@@ -60,13 +64,20 @@ def value_fill(xp, values: Array, budget: Array, order: Array) -> Array:
     share = xp.sum(steps > low, axis=1).astype(order.dtype)
     tied = xp.where(low > 0, xp.sum(steps == low, axis=1).astype(order.dtype), 0)[order]
     left = budget - xp.sum(share)
-    before = xp.cumsum(tied) - tied
+    before = _running(xp, tied) - tied
     return share + xp.clip(left - before, 0, tied)[rank_of(xp, order)]
 
 
 def rank_of(xp, order: Array) -> Array:
     """Returns int[S]: the place of each slot in `order`, a permutation of slots."""
-    return xp.argsort(order)
+    at = xp.arange(order.shape[0], dtype=order.dtype)
+    return xp.sum(xp.where(order[None, :] == at[:, None], at[None, :], 0), axis=1).astype(order.dtype)
+
+
+def _running(xp, values: Array) -> Array:
+    """Returns int[n]: the sum of the values up to each of them."""
+    at = xp.arange(values.shape[0])
+    return xp.sum(xp.where(at[None, :] <= at[:, None], values[None, :], 0), axis=1).astype(values.dtype)
 
 
 def counts(
@@ -81,7 +92,7 @@ def counts(
     running = (forced == 1).astype(forced.dtype)
     prefill = xp.where(forced > 1, forced if most is None else xp.minimum(forced, most), 0)
     left = xp.maximum(rows - xp.sum(running), 0)
-    before = xp.cumsum(prefill[order]) - prefill[order]
+    before = _running(xp, prefill[order]) - prefill[order]
     given = xp.clip(left - before, 0, prefill[order])[rank_of(xp, order)]
     base = running + given
     whole = (forced > 0) & (base == forced)
@@ -114,14 +125,14 @@ def plan(
     sampling = xp.maximum(count - forced + 1, 0) * (count > 0)
     slot, offset, real = _spread(xp, count, rows)
     head_slot, head_rank, head_real = _spread(xp, sampling, places or heads)
-    end = xp.cumsum(count)[head_slot]
+    end = _running(xp, count)[head_slot]
     head_row = xp.where(head_real, end - sampling[head_slot] + head_rank, 0)
     return Plan(slot, offset, real, count, head_row, head_slot, head_rank, head_real)
 
 
 def _spread(xp, count: Array, size: int) -> tuple[Array, Array, Array]:
     """Returns, for each of `size` places: its slot, its index within the slot, and whether it is used."""
-    end = xp.cumsum(count)
+    end = _running(xp, count)
     place = xp.arange(size, dtype=count.dtype)
     slot = xp.sum((place[:, None] >= end[None, :]).astype(count.dtype), axis=1)
     real = slot < count.shape[0]

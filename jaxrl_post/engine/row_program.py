@@ -77,8 +77,9 @@ def _step(
     slot, after = plan.head_slot, position[plan.head_row] + 1
     candidate = jnp.where(after < work.candidate_end[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
     given = (candidate,) if sizes.scoring else ()
-    (sampled, *law, _, likeliest), kept = _drawn(program, params, h[plan.head_row], packed[slot], after, *given)
-    ended = _ends(sampled, packed[slot, c.FIRST_END : c.TABLE])
+    own = packed[slot]
+    (sampled, *law, _, likeliest), kept = _drawn(program, params, h[plan.head_row], own, after, *given)
+    ended = _ends(sampled, own[:, c.FIRST_END : c.TABLE])
     if sizes.route_words:
         cache, routes = cache
         kept = jnp.concatenate([kept, experts.packed(routes, config)[plan.head_row]], axis=-1)
@@ -262,17 +263,22 @@ def _draw(
 def _settle(
     sizes: EngineSettings, packed: Array, slots: Slots, plan: row_plan.Plan, heads: Heads, going: Array
 ) -> Slots:
-    counts, ended, match, after, reported = heads
+    counts, ended, match, after, (*law, kept) = heads
+    mine = (plan.head_slot[None, :] == jnp.arange(sizes.slots)[:, None]) & counts[None, :]
 
-    def heads_of_slot(which):
-        return jnp.zeros_like(slots.num_tokens).at[plan.head_slot].add((counts & which).astype(jnp.int32))
+    def heads_of_slot(which: Array) -> Array:
+        return jnp.sum(mine & which[None, :], axis=1, dtype=jnp.int32)
 
     num_tokens = slots.num_tokens + heads_of_slot(counts)
+    # The heads of a slot that count lie side by side, and their tokens come next in its window.
+    begin = slots.num_tokens - packed[:, c.NUM_TOKENS]
+    rank = jnp.arange(sizes.emit)[None, :] - begin[:, None]
+    fresh = (rank >= 0) & (rank < (num_tokens - slots.num_tokens)[:, None])
+    source = jnp.clip(jnp.argmax(mine, axis=1)[:, None] + rank, 0, counts.shape[0] - 1)
+    old = slots.logprobs, slots.entropies, slots.stamps
+    logprobs, entropies, stamps = (jnp.where(fresh, new[source], one) for one, new in zip(old, law, strict=True))
     window = jnp.where(counts, after - packed[plan.head_slot, c.NUM_TOKENS], sizes.emit)
-    logprobs, entropies, stamps, kept = (
-        old.at[plan.head_slot, window].set(new, mode="drop")
-        for old, new in zip((slots.logprobs, slots.entropies, slots.stamps, slots.kept), reported)
-    )
+    kept = slots.kept.at[plan.head_slot, window].set(kept, mode="drop")
     return Slots(
         num_tokens=num_tokens,
         num_computed=jnp.where(num_tokens > slots.num_tokens, num_tokens - 1, slots.num_computed + plan.count),
