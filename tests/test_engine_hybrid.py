@@ -68,8 +68,9 @@ def test_samples_of_a_prompt_copy_the_state_behind_it(shared, plain):
     assert told["rows/prefill"] < 0.5 * rows and told["sched/copied_states"] >= 20
 
 
-def test_two_devices_share_the_heads_of_states_and_pages():
-    one = engine(mesh=meshes.make_mesh(tensor=2))
+@pytest.mark.parametrize("verifies", [True, False])
+def test_two_devices_share_the_heads_of_states_and_pages(verifies):
+    one = engine(mesh=meshes.make_mesh(tensor=2), verifies=verifies)
     out = lab.run(one, ASKED[:16])
     assert lab.against_sampler(out, ASKED[:16], lab.weights(0, HYBRID), HYBRID) == []
 

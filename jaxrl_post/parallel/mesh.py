@@ -10,6 +10,7 @@ not constrained. A division with a remainder is refused in one sentence.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -393,8 +394,29 @@ def by_state_heads(mesh: Mesh, cache: Any, read: Callable) -> Callable:
         of rows and slots nothing is divided.
     """
     heads, whole = PartitionSpec(None, TENSOR), PartitionSpec()
-    given = cache, whole, whole, heads, heads, heads, heads
-    return jax.shard_map(read, mesh=mesh, in_specs=given, out_specs=(heads, cache), check_vma=False)
+    of_others = whole, whole, heads, heads, heads, heads
+
+    def run(given: Any, *others: Any) -> tuple[jax.Array, Any]:
+        # An array without elements ends XLA's partitioner (jax 0.11) by a segmentation fault. So none enters or leaves.
+        arrays, tree = jax.tree.flatten(given)
+        specs, some = jax.tree.leaves(jax.tree.broadcast(cache, given)), [x.size > 0 for x in arrays]
+        shapes = [NamedSharding(mesh, spec).shard_shape(x.shape) for spec, x in zip(specs, arrays, strict=True)]
+
+        def own(parts: Sequence[jax.Array], *others: Any) -> tuple[jax.Array, list[jax.Array]]:
+            whole = iter(parts)
+            mine = [
+                next(whole) if there else jnp.zeros(shape, x.dtype) for there, shape, x in zip(some, shapes, arrays)
+            ]
+            out, after = read(jax.tree.unflatten(tree, mine), *others)
+            return out, list(itertools.compress(jax.tree.leaves(after), some))
+
+        parts = list(itertools.compress(specs, some))
+        placed = jax.shard_map(own, mesh=mesh, in_specs=(parts, *of_others), out_specs=(heads, parts), check_vma=False)
+        out, after = placed(list(itertools.compress(arrays, some)), *others)
+        whole = iter(after)
+        return out, jax.tree.unflatten(tree, [next(whole) if there else x for there, x in zip(some, arrays)])
+
+    return run
 
 
 def by_experts(mesh: Mesh, run: Callable, axes: Mapping[str, tuple], rows: tuple[str, ...] = ()) -> Callable:
