@@ -147,15 +147,17 @@ class Program:
         for line in inside.lines:
             yield Run(line, inside, turns, loops)
             if line.operation == "while":
-                body = re.search(r"body=%?([\w.\-]+)", line.rest)[1]
-                times = self._turns(line, inside, self.computations[body])
-                self.unknown.extend([] if times else [body])
-                yield from self._walk(self.computations[body], turns * (times or 1), (*loops, body))
+                body, times = self._body(line), self.turns(line, inside)
+                self.unknown.extend([] if times else [body.name])
+                yield from self._walk(body, turns * (times or 1), (*loops, body.name))
             elif line.operation in ("conditional", "call"):
                 for name in line.called:
                     yield from self._walk(self.computations[name], turns, loops)
 
-    def _turns(self, loop: Instruction, outside: Computation, body: Computation) -> int:
+    def _body(self, loop: Instruction) -> Computation:
+        return self.computations[re.search(r"body=%?([\w.\-]+)", loop.rest)[1]]
+
+    def turns(self, loop: Instruction, outside: Computation) -> int:
         """Returns how often a loop turns, or 0 where neither the compiler nor the condition says."""
         if told := _TURNS.search(loop.rest):
             return int(told[1])
@@ -168,7 +170,7 @@ class Program:
             return 0
         at, end = _index(sides[0]), _constant(sides[1])
         first = _constant(_element(outside, loop, at))
-        step = self._step(body, at)
+        step = self._step(self._body(loop), at)
         return -(-(end - first) // step) if None not in (at, end, first, step) else 0
 
     def _step(self, body: Computation, at: int | None) -> int | None:

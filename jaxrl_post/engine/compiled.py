@@ -277,18 +277,25 @@ class Programs:
         )
 
 
-def temporaries(
+def of_shapes(
     model: decoder.ModelConfig, mesh: jax.sharding.Mesh, sizes: EngineSettings, drafter: Drafter = Drafter()
-) -> dict[str, int]:
-    """Returns the bytes of temporary memory on a device, by program, for an engine of these sizes.
-
-    Needs shapes alone, so that a plan can use it. Weights, pages and tokens are not counted."""
+) -> Programs:
+    """Returns the compiled programs of an engine of these sizes. Needs shapes alone, so that a plan can use it."""
     own = stored(model, sizes.weights)
     homes = meshes.param_shardings(mesh, decoder.axes(own), "engine")
     programs = Programs(own, mesh, replace(sizes, replicas=meshes.replicas(mesh)), drafter)
     params = decoder.abstract(own, sizes.dtype)
     programs.compile(jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home), params, homes))
-    return programs.temporaries()
+    return programs
+
+
+def temporaries(
+    model: decoder.ModelConfig, mesh: jax.sharding.Mesh, sizes: EngineSettings, drafter: Drafter = Drafter()
+) -> dict[str, int]:
+    """Returns the bytes of temporary memory on a device, by program, for an engine of these sizes.
+
+    Weights, pages and tokens are not counted."""
+    return of_shapes(model, mesh, sizes, drafter).temporaries()
 
 
 def read(tree: Any) -> Any:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import roofline
+import serial_loops
 from targets import TARGETS, memory, shard_bytes
 
 from jaxrl_post.engine.compiled import Programs
@@ -79,6 +80,7 @@ def test_prompt_program(target, table):
     assert not copies_of_cache(text, model.kv_heads // ways, model.head_dim)
     assert used["temp"] <= bound and used["total"] <= chip.hbm
     assert chip.call in text, "the reference was compiled, not the kernel"
+    assert chip.platform != "tpu" or not serial_loops.found(text, ())
 
 
 def prefill_bound(model, ways: int) -> float:
@@ -122,6 +124,7 @@ def test_row_program(target, table, compile_seconds):
         assert not copies_of_cache(text, model.kv_heads // ways, model.head_dim)
         assert used["temp"] <= bounds[name] and used["total"] <= chip.hbm
         assert (chip.call in text) == (name != "insert"), "the reference was compiled, not the kernel"
+        assert chip.platform != "tpu" or not serial_loops.found(text, ())
 
 
 @pytest.mark.parametrize("target", ["sm_90", "v5e"])

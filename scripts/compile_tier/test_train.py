@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+import serial_loops
 from targets import GIB, memory, shard_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -167,6 +168,7 @@ def test_step(step, table):
     table(f"train {step}", step.where, **row)
     assert not found.unknown
     assert there.chip.platform != "gpu" or not added_in_any_order(made.as_text())
+    assert there.chip.platform != "tpu" or not serial_loops.found(made.as_text(), ())
     assert not head, "a collective in the loop over chunks has the vocabulary's size"
     assert max((one.bytes for one in chunked(found)), default=0) <= LOOP_MIB * MIB
     assert moved <= MOVED_GIB * GIB
