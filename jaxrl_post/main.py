@@ -193,7 +193,7 @@ def publish(ring: TimedRing, run: Run) -> int:
     ring.call("update_actor", jax.block_until_ready, run.learner.params)
     try:
         for engine in run.engines:
-            ring.call("update_weights", engine.swap, run.learner.params, run.learner.step)
+            ring.call("update_weights", engine.swap, run.learner.params, run.learner.step, run.learner.finite)
     except NotFinite as error:
         raise Diverged(
             f"step {run.learner.step}: {error}; nothing is exported, and the newest checkpoint is whole"

@@ -38,7 +38,7 @@ def distant(results):
             case=lambda params: "relayout",
             links=lambda params: {},
             place=abstract,
-            check=lambda old, new: None,
+            check=lambda old, new, finite: None,
             replace=lambda old, new: old,
         )
 

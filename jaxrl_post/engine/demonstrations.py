@@ -109,7 +109,7 @@ class Demonstrations:
         trained = self._trained.get(request.prompt.id)
         return written if trained is None or not len(tokens) else replace(written, sampled=np.asarray(trained, bool))
 
-    def swap(self, params: Any, version: int) -> None:
+    def swap(self, params: Any, version: int, finite: Any = None) -> None:
         """Stores the version alone, because solutions do not depend on weights.
 
         Raises:
@@ -118,7 +118,7 @@ class Demonstrations:
         """
         if version <= self._version:
             raise ValueError(f"swap: version {version} must be greater than the current {self._version}")
-        weight_sync.check_finite(params)
+        weight_sync.check_finite(params, finite)
         self._version = version
 
     def relayout(self, layout: Layout) -> None:

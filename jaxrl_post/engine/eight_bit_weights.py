@@ -93,9 +93,9 @@ class EightBitLayout(weight_sync.WeightLayout):
         placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._there[path]) for path, x in made.items()]
         return self.moved_by_link(placed, [homes[path] for path in made])
 
-    def check(self, old: Any, params: Any) -> None:
+    def check(self, old: Any, params: Any, finite: Any = None) -> None:
         """Checks new weights before a swap, as WeightLayout does."""
-        self._plain.check(self._shapes, params)
+        self._plain.check(self._shapes, params, finite)
 
     def place(self, params: Any) -> Any:
         """Returns the first weights."""

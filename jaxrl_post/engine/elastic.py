@@ -114,8 +114,8 @@ class Elastic(AroundEngine):
         for id in ids:
             self._prompts.pop(id, None)
 
-    def swap(self, params: Any, version: int) -> None:
-        self._engine.swap(params, version)
+    def swap(self, params: Any, version: int, finite: Any = None) -> None:
+        self._engine.swap(params, version, finite)
         self._others = None
 
     def relayout(self, layout: Layout) -> None:

@@ -59,8 +59,11 @@ class Additions:
         self.layout = WeightLayout(meshes.param_shardings(mesh, places, "engine"), jnp.float32)
         self._base, self._shapes = policy.base, jax.eval_shape(lambda: policy.adapter)
 
-    def check(self, policy: Any) -> None:
+    def check(self, policy: Any, finite: Any) -> None:
         """Checks a policy before a swap.
+
+        Args:
+          finite: of the additions, as in WeightLayout.check.
 
         Raises:
           ValueError: it has another base, or additions of another form.
@@ -68,7 +71,7 @@ class Additions:
         """
         if not isinstance(policy, lora.Adapted) or policy.base is not self._base:
             raise ValueError("swap: the new weights have another base than the one in use, which is frozen")
-        self.layout.check(self._shapes, policy.adapter)
+        self.layout.check(self._shapes, policy.adapter, finite)
 
     def free(self, held: Any) -> None:
         """Frees what the engine holds and the base does not."""
@@ -115,9 +118,9 @@ class MergedLayout:
         """Returns how many bytes a swap moves, by link: those of A and B, or nothing where they are in place."""
         return self._additions.layout.links(policy.adapter)
 
-    def check(self, old: Any, policy: Any) -> None:
+    def check(self, old: Any, policy: Any, finite: Any = None) -> None:
         """As Additions.check."""
-        self._additions.check(policy)
+        self._additions.check(policy, finite)
 
     def place(self, policy: lora.Adapted) -> Any:
         """Returns the first weights, or those after `free`."""
@@ -165,9 +168,9 @@ class MergedEightBitLayout(EightBitLayout):
         made = jax.eval_shape(lambda: self._codes_of(policy, list(leaves), list(leaves.values())))
         return self._links_of({(*path[:-1], name): x for path, parts in zip(leaves, made) for name, x in parts.items()})
 
-    def check(self, old: Any, policy: Any) -> None:
+    def check(self, old: Any, policy: Any, finite: Any = None) -> None:
         """As Additions.check."""
-        self._additions.check(policy)
+        self._additions.check(policy, finite)
 
     def place(self, policy: lora.Adapted) -> Any:
         """Returns the first weights, or those after `free`."""

@@ -78,8 +78,8 @@ class MeshDevice:
     def prefill(self, tiles: np.ndarray) -> None:
         self.state = self.programs.prefill(self.params, self.state, tiles)
 
-    def exchange(self, params: Any) -> None:
-        self._sync.check(self.params, params)
+    def exchange(self, params: Any, finite: Any = None) -> None:
+        self._sync.check(self.params, params, finite)
         if self.state is None:  # asleep
             self.params = self._sync.place(params)
             self.state, self.tables = self.programs.blank()

@@ -101,9 +101,9 @@ class DistantDevice:
         """Returns what waits for the result of the others."""
         return lambda: DispatchResult(*exchange.unpacked(self._results.receive()))
 
-    def exchange(self, params: Any) -> None:
+    def exchange(self, params: Any, finite: Any = None) -> None:
         """Gives the learner's weights to the others."""
-        self._sync.check(self.params, params)
+        self._sync.check(self.params, params, finite)
         self.params = self._sync.replace(self.params, params)
 
     def relayout(self, layout: Layout) -> None:

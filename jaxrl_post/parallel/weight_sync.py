@@ -8,6 +8,8 @@ The arrays decide between three cases:
 
 Where the engine's devices are those of other processes, a relayout is a crossing (relayout.crossed).
 
+In every case new weights are checked first. They are read for that only where the caller cannot say that they are finite.
+
 In the last two cases the engine owns its copy. At most one group exists at any time besides the weights of learner and
 engine. No weight passes the memory of a host.
 """
@@ -46,13 +48,16 @@ class NotFinite(ValueError):
     """New weights hold a number that is not finite."""
 
 
-def check_finite(params: Any) -> None:
+def check_finite(params: Any, finite: Any = None) -> None:
     """Reads one scalar from the device.
+
+    Args:
+      finite: device bool that says whether all weights are finite. None: they are read.
 
     Raises:
       NotFinite: a weight is not finite.
     """
-    _refuse_not_finite(bool(_finite(params)))
+    _refuse_not_finite(bool(_finite(params) if finite is None else finite))
 
 
 def _refuse_not_finite(finite: bool) -> None:
@@ -60,9 +65,12 @@ def _refuse_not_finite(finite: bool) -> None:
         raise NotFinite("swap: the new weights are not finite")
 
 
-@jax.jit
-def _finite(tree: Any) -> Any:
+def all_finite(tree: Any) -> jax.Array:
+    """Returns whether every element of every leaf is finite. No sum is taken, as it could overflow."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
+
+
+_finite = jax.jit(all_finite)
 
 
 class WeightLayout:
@@ -89,8 +97,11 @@ class WeightLayout:
             return "relayout"
         return "shared" if all(x.dtype == self._dtype_of(x) for x, _ in pairs) else "cast"
 
-    def check(self, old: Any, new: Any) -> None:
+    def check(self, old: Any, new: Any, finite: Any = None) -> None:
         """Checks new weights before a swap.
+
+        Args:
+          finite: device bool that says whether all new weights are finite. None: they are read.
 
         Raises:
           ValueError: trees or shapes differ.
@@ -104,10 +115,10 @@ class WeightLayout:
         for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(old), jax.tree.leaves(new), strict=True):
             if a.shape != b.shape:
                 raise ValueError(f"swap: {jax.tree_util.keystr(path)} has shape {b.shape}, in use is {a.shape}")
-        self._check_finite(new)
+        self._check_finite(new, finite)
 
-    def _check_finite(self, params: Any) -> None:
-        check_finite(params)
+    def _check_finite(self, params: Any, finite: Any) -> None:
+        check_finite(params, finite)
 
     def place(self, params: Any) -> Any:
         """Returns the first weights: the engine's own copy, unless shared."""
@@ -223,10 +234,10 @@ class CrossingLayout(WeightLayout):
         super().__init__(shardings, dtype)
         self._relays, self._finite = relays, relays.open("finite", learner)
 
-    def _check_finite(self, params: Any) -> None:
+    def _check_finite(self, params: Any, finite: Any) -> None:
         here = meshes.is_here(jax.tree.leaves(params)[0].sharding.mesh)
-        finite = bool(_finite(params)) if here else True
-        _refuse_not_finite(self._finite.broadcast(bytes([finite])) == bytes([True]))
+        own = bool(_finite(params) if finite is None else finite) if here else True
+        _refuse_not_finite(self._finite.broadcast(bytes([own])) == bytes([True]))
 
     def _replaced(self, old: Any, new: Any, owned: bool) -> Any:
         self._relays.release_received()  # all meet: a device that waits for another process has a short limit of its own

@@ -54,11 +54,14 @@ class Engine(Protocol):
         early, never time.
         """
 
-    def swap(self, params: Any, version: int) -> None:
+    def swap(self, params: Any, version: int, finite: Any = None) -> None:
         """Uses `params` as `version` from the next step on. `version` must be greater than the current one.
 
+        Args:
+          finite: device bool that says whether all trained weights are finite. None: the engine reads them.
+
         Raises:
-          ValueError: the tree, a shape or the version is wrong. Then the old weights are kept.
+          ValueError: the tree, a shape, a weight or the version is wrong. Then the old weights are kept.
         """
 
     def relayout(self, layout: Layout) -> None:

@@ -345,8 +345,8 @@ class SimEngine:
             had = Rollout.written(request.rollout_id, request.prompt, np.zeros(0), finish)
         return replace(had, id=request.rollout_id, prompt=request.prompt, argmax_tokens=None, clocks=None, **now)
 
-    def swap(self, params: object, version: int) -> None:
-        """Starts to use `version` and ignores `params`.
+    def swap(self, params: object, version: int, finite: object = None) -> None:
+        """Starts to use `version` and ignores `params` and `finite`.
 
         Running rollouts keep their tokens and sample further ones from the new version.
         """

@@ -129,7 +129,7 @@ def learning(
             jax.jit(
                 lambda s, g: programs.commit(s, g, recipe, optimizer),
                 donate_argnums=(0, 1),
-                out_shardings=(states, home, one),
+                out_shardings=(states, home, one, one),
             ),
             (state, sums),
         ),

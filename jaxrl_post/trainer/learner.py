@@ -157,6 +157,7 @@ class Learner:
         self._programs: dict[str, Any] = {}
         self._sums: programs.Sums | None = None
         self._newest: jax.Array | None = None  # a result of the program that was launched last
+        self._finite: jax.Array | None = None
         self._begin_round()
         self._begin_step()
 
@@ -167,7 +168,7 @@ class Learner:
 
     @state.setter
     def state(self, whole: TrainState) -> None:
-        self._state = self._critic.taken(whole)
+        self._state, self._finite = self._critic.taken(whole), None
 
     @property
     def step(self) -> int:
@@ -187,6 +188,14 @@ class Learner:
         Trained weights are invalid after the next commit.
         """
         return self._policy(self._state.params["policy"])
+
+    @property
+    def finite(self) -> jax.Array | None:
+        """Returns a device bool: whether all trained weights of the policy are finite after the newest commit.
+
+        None where no commit has happened since the weights came from outside: first weights, `state` set, `restore`.
+        """
+        return self._finite
 
     def _policy(self, weights: Any) -> Any:
         added = self._recipe.model.lora
@@ -396,7 +405,7 @@ class Learner:
             self._sums = self._programs["zeros"]()
             self._critic.begin(self._programs)
         learned = self._critic.commit(self._state.step)
-        self._state, self._sums, metrics = self._programs["commit"](self._state, self._sums)
+        self._state, self._sums, self._finite, metrics = self._programs["commit"](self._state, self._sums)
         self._step += 1
         self._newest = metrics["actor/grad_norm"]
         self._old.committed = True

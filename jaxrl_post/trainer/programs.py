@@ -26,7 +26,7 @@ from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
 from jaxrl_post.kernels import branches, choice, hardware
 from jaxrl_post.models import decoder, experts, layer_loop, lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.parallel import row_pieces
+from jaxrl_post.parallel import row_pieces, weight_sync
 from jaxrl_post.trainer import attention, embedding, recurrence, routing, split_head
 from jaxrl_post.trainer.optimizer import Optimizer
 from jaxrl_post.trainer.packing import Batch
@@ -446,8 +446,10 @@ def by_layer(grads: Any, recipe: Recipe) -> Any:
 
 def commit(
     state: TrainState, sums: Sums, recipe: Recipe, optimizer: Optimizer
-) -> tuple[TrainState, Sums, dict[str, jax.Array]]:
-    """Takes one optimizer step. Returns the new state, emptied sums, and metrics.
+) -> tuple[TrainState, Sums, Any, dict[str, jax.Array]]:
+    """Takes one optimizer step. Returns the new state, emptied sums, whether all trained weights are finite, and metrics.
+
+    The compiler takes the weights for that from the program that writes them, so that no later program reads them.
 
     The update is skipped where the gradient is not finite or nothing was counted. Weights and moments then keep every
     bit, and the step still counts. "training/skip_reason" says why: 0 not skipped,
@@ -468,7 +470,7 @@ def commit(
             "training/skip_reason": jnp.where(sums.count > 0, jnp.where(sound, 0, 2), 1),
             "training/trained_tokens": sums.tokens,
         }
-        return after, jax.tree.map(jnp.zeros_like, sums), metrics
+        return after, jax.tree.map(jnp.zeros_like, sums), weight_sync.all_finite(policy), metrics
 
 
 def gradient_norm(sums: Sums) -> Float[Array, ""]:

@@ -195,7 +195,7 @@ def one_step(engine, learner, turn: int, limits: list[int]) -> tuple[float, floa
     learner.prepare(groups)
     learner.accumulate(groups)
     metrics = learner.commit()
-    engine.swap(learner.params, learner.step)
+    engine.swap(learner.params, learner.step, learner.finite)
     jax.block_until_ready(learner.params)
     ended = time.perf_counter()
     assert int(metrics["training/trained_tokens"]) == sum(limits) and float(metrics["actor/grad_norm"]) > 0

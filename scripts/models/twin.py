@@ -119,7 +119,7 @@ class RowTwin:
     def prefill(self, tiles: np.ndarray) -> None:
         """Does nothing: the twin has no keys and values."""
 
-    def exchange(self, params: Any) -> None:
+    def exchange(self, params: Any, finite: Any = None) -> None:
         """Does nothing: the twin's weights are a version number."""
 
     def relayout(self, layout: Layout) -> None:

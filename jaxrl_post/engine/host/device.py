@@ -57,8 +57,8 @@ class RowDevice(Protocol):
         The dispatch ends early once `order.freed` slots of one replica have finished, or a watched prompt is computed.
         It also ends when nothing is left to do, or a slot has no mapped page for its next row."""
 
-    def exchange(self, params: Any) -> None:
-        """Replaces the weights.
+    def exchange(self, params: Any, finite: Any = None) -> None:
+        """Replaces the weights. `finite`: as in protocols.Engine.swap.
 
         Raises:
           ValueError: the weights do not fit; then the old weights stay.

@@ -144,11 +144,11 @@ class RowHost:
         self._purposes[name.purpose] -= 1
         return self.sequences.pop(name)
 
-    def swap(self, params: Any, version: int) -> None:
+    def swap(self, params: Any, version: int, finite: Any = None) -> None:
         """Running rollouts follow the swap policy."""
         if version <= self.version:
             raise ValueError(f"swap: version {version} must be greater than the current {self.version}")
-        self.device.exchange(params)
+        self.device.exchange(params, finite)
         self.admission.version = version
         for one, mode in self.swap_policy.modes(self.sequences.values()):
             if mode == "verify":

@@ -55,8 +55,8 @@ class AroundEngine:
     def step(self) -> list[Rollout]:
         return self._engine.step()
 
-    def swap(self, params: Any, version: int) -> None:
-        self._engine.swap(params, version)
+    def swap(self, params: Any, version: int, finite: Any = None) -> None:
+        self._engine.swap(params, version, finite)
 
     def relayout(self, layout: Layout) -> None:
         self._engine.relayout(layout)
