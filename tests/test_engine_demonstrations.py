@@ -88,6 +88,11 @@ def test_refusals_queue_nothing():
     assert engine.pending == 0
     with pytest.raises(ValueError, match="version 0 must be greater than the current 0"):
         engine.swap(None, 0)
+    with pytest.raises(ValueError, match="not finite"):
+        engine.swap(None, 1, np.bool_(False))
+    assert engine.version == 0
+    engine.swap(None, 1, np.bool_(True))
+    assert engine.version == 1
 
 
 def test_the_loop_learns_from_it():

@@ -161,4 +161,6 @@ def test_refusals_leave_the_old_version_running():
     ]:
         with pytest.raises(ValueError, match=sentence):
             engine.swap(policy, 1)
+    with pytest.raises(ValueError, match="not finite"):
+        engine.swap(second, 1, jnp.bool_(False))  # what is said of the additions decides
     assert engine.version == 0 and lab.same_bits(before, bits(engine, asked))

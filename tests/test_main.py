@@ -17,6 +17,7 @@ from jaxrl_post import main as command
 from jaxrl_post.data.tasks import TASKS, split_of
 from jaxrl_post.data.tokenizer import characters, load
 from jaxrl_post.engine.host import dispatch_log
+from jaxrl_post.parallel import weight_sync
 from jaxrl_post.runs import metric_rows, rollout_log
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -206,6 +207,14 @@ def test_the_last_words(here, capsys):
     assert "6 held-out prompts, 1 steps" in said and "step 1/1" in said
     listed = [line.split()[0] for line in said[said.index(f"\n{folder}\n") :].splitlines()[2:]]
     assert listed == sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
+def test_a_publish_reads_no_weights_to_check_them(here, monkeypatch):
+    def unread(tree):
+        raise AssertionError("weights were read to check them")
+
+    monkeypatch.setattr(weight_sync, "_finite", unread)
+    assert go(here, f"--run-dir={here / 'unread'}", "--config.steps=2") == 0
 
 
 def test_an_existing_run_is_never_written_over(here, finished, capsys):

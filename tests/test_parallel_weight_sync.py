@@ -10,6 +10,7 @@ import pytest
 
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.parallel import weight_sync
 from jaxrl_post.parallel.weight_sync import WeightLayout
 
 
@@ -55,6 +56,42 @@ def test_relayout_from_fsdp():
         jax.tree.leaves(placed), jax.tree.leaves(lab.weights(1)), jax.tree.leaves(layout.shardings)
     ):
         assert np.array_equal(np.asarray(got), want) and got.sharding.is_equivalent_to(at, got.ndim)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_one_element_that_is_not_finite_is_seen_and_large_ones_are_none(dtype):
+    largest = {
+        "a": jnp.full((3, 50), jnp.finfo(dtype).max, dtype),
+        "b": {"c": jnp.full(7, jnp.finfo(dtype).min, dtype)},
+    }
+    assert bool(weight_sync.all_finite(largest))
+    for bad in (jnp.nan, jnp.inf, -jnp.inf):
+        assert not bool(weight_sync.all_finite({**largest, "a": largest["a"].at[2, 49].set(bad)}))
+        assert not bool(weight_sync.all_finite({**largest, "b": {"c": largest["b"]["c"].at[0].set(bad)}}))
+
+
+def _unread(tree):
+    raise AssertionError("weights were read to check them")
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, dict(dtype=jnp.bfloat16), dict(weights="int8")], ids=["shared", "cast", "code"]
+)
+def test_what_the_caller_knows_of_the_weights_is_taken(changes, monkeypatch):
+    """What is said decides, not what the weights hold. Refused weights use up nothing."""
+    engine, asked = lab.engine(**changes), lab.requests(8)
+    before, new = lab.run(engine, asked), _learner(meshes.make_mesh(), 1)
+    monkeypatch.setattr(weight_sync, "_finite", _unread)
+    with pytest.raises(weight_sync.NotFinite, match="not finite"):
+        engine.swap(new, 1, jnp.bool_(False))
+    engine.reset()
+    assert engine.version == 0 and lab.same_bits(before, lab.run(engine, asked))
+    engine.swap(new, 1, jnp.bool_(True))
+    with pytest.raises(AssertionError, match="were read"):
+        engine.swap(new, 2)
+    monkeypatch.undo()
+    engine.reset()
+    assert engine.version == 1 and not lab.same_bits(before, lab.run(engine, asked))
 
 
 def test_refusals_leave_the_old_version_running():

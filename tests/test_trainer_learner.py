@@ -140,6 +140,22 @@ def test_a_closed_gate_leaves_every_bit_and_empties_the_sums(shared, monkeypatch
     assert shared.step == step + 1
 
 
+def test_a_commit_says_whether_the_weights_that_it_wrote_are_finite():
+    """At this rate a step leaves what float32 can hold, and every later one is skipped."""
+    one = learner(optimizer=config.OptimizerConfig(lr=3e38, weight_decay=10.0))
+    saved = host(one.state)
+    assert one.finite is None
+    told = turn(one)
+    assert told["training/skipped_updates"] == 0 and not any("finite" in name for name in told)
+    assert not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(host(one.params)))
+    assert one.finite.shape == () and not bool(one.finite)
+    assert turn(one)["training/skipped_updates"] == 1 and not bool(one.finite)
+    one.restore(lambda shapes: jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), saved, shapes), 0)
+    assert one.finite is None
+    one.commit()  # of nothing: the weights stay
+    assert bool(one.finite)
+
+
 def test_what_was_not_prepared_in_this_round_is_refused(shared):
     turn(shared)
     shared.prepare(GROUPS[1:])  # fresh after a commit: another round

@@ -449,7 +449,7 @@ def commit(
 ) -> tuple[TrainState, Sums, Any, dict[str, jax.Array]]:
     """Takes one optimizer step. Returns the new state, emptied sums, whether all trained weights are finite, and metrics.
 
-    The compiler takes the weights for that from the program that writes them, so that no later program reads them.
+    Whether they are finite is said here, because this program has the weights at hand. A later one would read them again.
 
     The update is skipped where the gradient is not finite or nothing was counted. Weights and moments then keep every
     bit, and the step still counts. "training/skip_reason" says why: 0 not skipped,
