@@ -26,7 +26,7 @@ import made_groups
 from jaxrl_post.config import AlgorithmConfig, OptimizerConfig
 from jaxrl_post.parallel import weight_sync
 
-MINUTES = 6.0
+MINUTES = 4.0
 LIMIT_MINUTES = 30.0
 PLATFORM = "cpu"
 SOURCES = (
