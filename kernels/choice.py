@@ -17,11 +17,15 @@ from jaxrl_post.kernels import (
     grouped,
     hardware,
     recurrent,
+    thresholds,
+    thresholds_gpu,
+    thresholds_tpu,
     verify,
 )
 
 OF_PACKED_ROWS = {"tpu": flash_tpu, "cuda": flash_gpu}
 OF_BRANCHES = {"tpu": branches_tpu, "cuda": flash_gpu}
+OF_THRESHOLDS = {"tpu": thresholds_tpu, "cuda": thresholds_gpu}
 
 
 def reference_lines(
@@ -35,10 +39,12 @@ def reference_lines(
     page: int,
     rows: int,
     vocab: int,
+    cut_on: int = 0,
 ) -> list[str]:
     """Returns a line for each part without a kernel, with the reason. On a CPU there are none.
 
     codes: the dtype of keys and values in 8 bits; None: they have `dtype`. heads, kv_heads, vocab: the share of one device.
+    cut_on: the devices that share a vocabulary which top-k or top-p may cut; 0: neither does.
     """
     if device.platform == "cpu":
         return []
@@ -56,6 +62,12 @@ def reference_lines(
         lines.append(
             f"kernels: the jnp reference samples. The {platform} kernel needs {drawing.NEEDS}; here are {vocab} ids "
             "a device"
+        )
+    finding = OF_THRESHOLDS[platform]
+    if cut_on and not (cut_on == 1 and finding.serves(rows, vocab)):
+        lines.append(
+            f"kernels: bisection finds the cuts of top-k and top-p, in 64 passes over the logits. Fewer need {finding.NEEDS}; "
+            f"here are {vocab} ids a device on {cut_on}"
         )
     return lines
 
@@ -81,6 +93,25 @@ def of_packed_rows(
         f"kernels: jnp computes the learner's attention. The {platform} kernel needs {kernel.NEEDS}; here are "
         f"{jnp.dtype(dtype).name}, heads of {head_dim}, {heads} and {kv_heads} heads a device, and {what} of {tokens} tokens"
     )
+
+
+def of_thresholds(
+    rows: int, vocab: int, shards: verify.Shards | None, platforms: frozenset[str]
+) -> dict[str, Callable]:
+    """Returns what finds thresholds.find's keys on a platform in the place of the bisection, by platform.
+
+    Nothing does where devices share the vocabulary. Then each of them has few ids, and sums are all that they exchange.
+    """
+    if shards is not None and shards.count > 1:
+        return {}
+
+    def placed(run: Callable) -> Callable:
+        own = thresholds.of_all_rows(run)
+        return own if shards is None else shards.run(own)
+
+    return {
+        name: placed(one.keys) for name, one in OF_THRESHOLDS.items() if name in platforms and one.serves(rows, vocab)
+    }
 
 
 def of_experts(device: Any) -> Callable:

@@ -148,7 +148,9 @@ def a_draft_accepted_by_a_coin(monkeypatch):
 def top_p_without_the_last_id(monkeypatch):
     real = thresholds.find
     monkeypatch.setattr(
-        thresholds, "find", lambda logits, heat, k, p: real(logits, heat, k, row_program.jnp.where(p < 1, p * 0.9, p))
+        thresholds,
+        "find",
+        lambda logits, heat, k, p, *more: real(logits, heat, k, row_program.jnp.where(p < 1, p * 0.9, p), *more),
     )
 
 

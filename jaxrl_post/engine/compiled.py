@@ -123,9 +123,11 @@ class Programs:
         program = RowProgram(rows=rows, sizes=s, drafter=drafter, **self._fixed)
         run = functools.partial(dispatch, program)
         run = jax.jit(run, donate_argnums=2, out_shardings=(self._placed, self._whole), compiler_options=self._options)
-        return run.lower(
-            params, tables, state, self._ints((s.replicas, s.slots, TABLE + s.blocks)), self._ints((3,))
-        ).compile()
+        given = params, tables, state, self._ints((s.replicas, s.slots, TABLE + s.blocks)), self._ints((3,))
+        with jax.sharding.use_abstract_mesh(
+            self.mesh.abstract_mesh
+        ):  # names the device to kernels of Triton where there is none
+            return run.lower(*given).compile()
 
     def _insert_program(self, drafter: Drafter) -> Callable:
         s, (state, _) = self.sizes, self._shapes(drafter)

@@ -30,7 +30,7 @@ from jaxrl_post.engine.host import wire as c
 from jaxrl_post.engine.host.wire import OFFERS, USES, DispatchResult, EngineSettings
 from jaxrl_post.engine.row_state import Heads, RowProgram, Slots, State, Work
 from jaxrl_post.engine.speculation.interface import Context, Drafter, Drafts, Step
-from jaxrl_post.kernels import attention, sampling, thresholds, verify
+from jaxrl_post.kernels import attention, choice, sampling, thresholds, verify
 from jaxrl_post.models import cache_kinds, decoder, experts, layer_loop
 from jaxrl_post.parallel import mesh as meshes
 
@@ -254,7 +254,8 @@ def _draw(
     heat, lowest, sizes = as_float(packed[:, c.TEMPERATURE]), None, program.sizes
     kept = jnp.zeros((logits.shape[0], sizes.kept_ids), jnp.int32)
     if sizes.restricted:
-        lowest = thresholds.find(logits, heat, packed[:, c.TOP_K], as_float(packed[:, c.TOP_P]))
+        finding = choice.of_thresholds(*logits.shape, sizes.shards, program.of_states)
+        lowest = thresholds.find(logits, heat, packed[:, c.TOP_K], as_float(packed[:, c.TOP_P]), finding)
     if sizes.kept_ids:
         kept = thresholds.kept(logits, lowest, sizes.kept_ids, sizes.shards.count if sizes.shards else 1)
     return verify.verify_sample(logits, seeds, after, heat, lowest, sizes.shards, program.platforms, given), kept

@@ -20,7 +20,17 @@ import recurrent
 from targets import TARGETS, memory
 
 from jaxrl_post.engine.host.wire import STATE_ROWS
-from jaxrl_post.kernels import attention, choice, flash_gpu, grouped, recurrent_tpu, thresholds, verify
+from jaxrl_post.kernels import (
+    attention,
+    choice,
+    flash_gpu,
+    grouped,
+    hardware,
+    recurrent_tpu,
+    thresholds,
+    thresholds_gpu,
+    verify,
+)
 from jaxrl_post.kernels.branches import of_rows
 from jaxrl_post.launch.plan import chips, device_less
 from jaxrl_post.models import gated_delta
@@ -93,7 +103,8 @@ def verify_sample(R: int, V: int = 152064, *, cut: bool = False) -> Kernel:
         return jax.ShapeDtypeStruct(dims, dtype)
 
     def run(logits, seeds, positions, heat, top_k, top_p):
-        lowest = thresholds.find(logits, heat, top_k, top_p) if cut else None
+        forms = choice.of_thresholds(R, V, None, hardware.PLATFORMS)
+        lowest = thresholds.find(logits, heat, top_k, top_p, forms) if cut else None
         return verify.verify_sample(logits, seeds, positions, heat, lowest)
 
     numbers = [shape(R, dtype=dtype) for dtype in (jnp.int32, jnp.float32, jnp.int32, jnp.float32)]
@@ -261,6 +272,17 @@ def test_recurrent_rows_on_gpus_with_drafts_and_without(where, drafted):
     mesh = device_less.mesh(chips.read(where), (1, 1, 1, 1))
     made, cache = recurrent.compiled(mesh, 64, 256, drafted, {SPILLING: True})
     assert len(recurrent.lines_that_move(made.as_text(), cache.state.shape)) == 1
+
+
+@pytest.mark.parametrize("where", ["h100", "a100", "l4", "b200"])
+def test_thresholds_on_gpus(where):
+    """The compiler fails where a register is spilled."""
+    mesh = device_less.mesh(chips.read(where), (1, 1, 1, 1))
+    sizes, home = ((64, 151936), (64, 1 << thresholds_gpu.DIGIT), (64, 3)), meshes.replicated(mesh)
+    given = [jax.ShapeDtypeStruct(dims, jnp.float32, sharding=home) for dims in sizes]
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        run = jax.jit(functools.partial(thresholds_gpu.masses, interpret=False)).lower(*given)
+        assert "weigh_ids" in run.compile({SPILLING: True}).as_text()
 
 
 @pytest.mark.parametrize("kernel, size", [(kernel, size) for kernel, sizes in CANDIDATES.items() for size in sizes])

@@ -1,0 +1,130 @@
+"""Thresholds of top-k and top-p on TPU: the logits of eight rows lie in the chip's own memory, and are read there 64 times.
+
+They arrive once. Bits of the law, ties and order of floats are those of kernels/thresholds.py. Sums of weights are added lane by
+lane, chunk after chunk, so a row's result depends on that row alone. Refuses shapes for which `serves` is False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int, UInt32
+
+from jaxrl_post.kernels.pallas_tpu import pl, pltpu
+
+ROWS = 8
+LANES = 128
+CHUNK = 8 * LANES  # ids that one turn takes
+MOST = 400_000  # ids: eight rows four times, as logits that arrive twice, keys and weights, take less than 52 MB
+NEEDS = f"a multiple of {LANES} ids, at least {CHUNK} and at most {MOST}, on one device"
+LOWEST_KEY = np.int32(-(1 << 31))
+
+
+def serves(rows: int, vocab: int) -> bool:
+    return vocab % LANES == 0 and CHUNK <= vocab <= MOST
+
+
+def keys(
+    logits: Float[Array, "R V"],
+    temperatures: Float[Array, " R"],
+    top_k: Int[Array, " R"],
+    top_p: Float[Array, " R"],
+    *,
+    interpret: Any = False,
+) -> UInt32[Array, " R"]:
+    """Returns thresholds.Keys of the lowest allowed logit: that of top-k where top_p >= 1, and 0 where neither cuts."""
+    rows, vocab = logits.shape
+    wanted = jnp.stack([temperatures, top_p, jax.lax.bitcast_convert_type(top_k, jnp.float32)], axis=1)
+    found = pl.pallas_call(
+        _kernel(vocab),
+        grid=(-(-rows // ROWS),),
+        in_specs=[pl.BlockSpec((ROWS, vocab), lambda r: (r, 0)), pl.BlockSpec((ROWS, 3), lambda r: (r, 0))],
+        out_specs=pl.BlockSpec((ROWS, LANES), lambda r: (r, 0)),
+        out_shape=jax.ShapeDtypeStruct((rows, LANES), jnp.int32),
+        scratch_shapes=[pltpu.VMEM((ROWS, vocab), jnp.int32), pltpu.VMEM((ROWS, vocab), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel",), vmem_limit_bytes=16 * ROWS * vocab + (4 << 20)
+        ),
+        interpret=interpret,
+    )(logits, wanted)
+    return jax.lax.bitcast_convert_type(found[:, 0], jnp.uint32)
+
+
+def _kernel(vocab: int) -> Callable:
+    chunks = -(-vocab // CHUNK)
+    column = lambda: lax.broadcasted_iota(jnp.int32, (ROWS, CHUNK), 1)  # noqa: E731
+
+    def place(chunk):
+        """Returns where a chunk begins, and which of its columns no earlier chunk has. The last one begins further left."""
+        begin = jnp.minimum(chunk * CHUNK, vocab - CHUNK)
+        return pl.ds(pl.multiple_of(begin, LANES), CHUNK), begin + column() >= chunk * CHUNK
+
+    def added(ref, term: Callable, start: Array, join: Callable = jnp.add) -> Array:
+        """Returns `join` over all chunks of term(values, place, own), lane by lane [ROWS, CHUNK]."""
+
+        def turn(chunk, total):
+            at, own = place(chunk)
+            return join(total, term(ref[:, at], at, own))
+
+        return lax.fori_loop(0, chunks, turn, start)
+
+    def kernel(logits_ref, wanted_ref, out_ref, keys_ref, weights_ref):
+        heat, top_p = wanted_ref[:, 0:1], wanted_ref[:, 1:2]
+        top_k = lax.bitcast_convert_type(wanted_ref[:, 2:3], jnp.int32)
+        inverse_free = jnp.where(heat == 0, 1.0, heat)
+
+        def keyed(logits, at, own):
+            bits = lax.bitcast_convert_type(logits, jnp.int32)
+            keys_ref[:, at] = bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))  # signed integers in the order of the floats
+            return logits
+
+        none = jnp.full((ROWS, CHUNK), -jnp.inf, jnp.float32)
+        peak = jnp.max(added(logits_ref, keyed, none, jnp.maximum), axis=1, keepdims=True)
+
+        def largest(enough: Callable) -> Array:
+            """Returns the largest key for which the ids at or above it are enough, as in thresholds.largest."""
+
+            def turn(number, found):
+                higher = found | lax.shift_left(np.int32(1), np.int32(31) - number)
+                return jnp.where(enough(higher ^ LOWEST_KEY), higher, found)
+
+            return lax.fori_loop(0, 32, turn, jnp.zeros((ROWS, 1), jnp.int32))
+
+        def counted(lowest):
+            def term(keys, at, own):
+                return jnp.where(own & (keys >= lowest), 1, 0)
+
+            total = added(keys_ref, term, jnp.zeros((ROWS, CHUNK), jnp.int32))
+            return jnp.sum(total, axis=1, keepdims=True) >= fewest
+
+        fewest = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
+        of_k = jnp.where(top_k > 0, largest(counted), 0)
+
+        def weighed(logits, at, own):
+            scaled = logits / inverse_free
+            weight = jnp.where(
+                own & (keys_ref[:, at] >= (of_k ^ LOWEST_KEY)), jnp.exp(scaled - peak / inverse_free), 0.0
+            )
+            # Columns of an earlier chunk keep what that chunk wrote.
+            weights_ref[:, at] = jnp.where(own, weight, weights_ref[:, at])
+            return weight
+
+        nothing = jnp.zeros((ROWS, CHUNK), jnp.float32)
+        enough = top_p * jnp.sum(added(logits_ref, weighed, nothing), axis=1, keepdims=True)
+
+        def massed(lowest):
+            def term(keys, at, own):
+                return jnp.where(own & (keys >= lowest), weights_ref[:, at], 0.0)
+
+            return jnp.sum(added(keys_ref, term, nothing), axis=1, keepdims=True) >= enough
+
+        of_p = largest(massed)
+        higher = jnp.where((of_p ^ LOWEST_KEY) > (of_k ^ LOWEST_KEY), of_p, of_k)
+        out_ref[...] = jnp.broadcast_to(jnp.where(top_p < 1, higher, of_k), (ROWS, LANES))
+
+    return kernel
