@@ -1,10 +1,14 @@
 """Everything that only a GPU can show, in one command of under ten minutes: `python scripts/gpu_check.py [--json FILE]`.
 
-`--only NAME,NAME` runs some sections. What they wait for (`after`) must have finished, or be among them.
+`--only NAME,NAME` runs some sections. What they wait for (`after`) must have finished, or be among them. `--show FILE`
+runs nothing and prints the table of an earlier result.
 
-Sections (scripts/gpu/sections.py) run one after another, each in a process of its own: what is promised first, then
-decoding, training, swaps and runs, then long sweeps. A section that raises, crashes or hangs is named in `failed` with
-the end of what it wrote, and the others still run. What time does not reach is named in `not_reached`.
+Sections (scripts/gpu/sections.py) run one after another, each in a process of its own. The plan of half an hour, three
+calls, comes first, and then the rest. A section that raises, crashes or hangs is named in `failed` with the end of
+what it wrote, and the others still run. What time does not reach is named in `not_reached`. A call that is killed loses
+at most the figure at which it was, and what it had begun ends with it.
+
+The table has each figure beside the expected one (scripts/gpu/expected.py) and its bound.
 
 FILE (scripts/results/gpu-check.json unless given) is written after every figure. A later call takes from it what is
 finished, if commit, sources, device, versions and flags are the same, and goes on with the rest. Failed sections come
@@ -30,26 +34,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu import device
+from gpu import device, expected
 from gpu.sections import SECTIONS, Section
 from record import ROOT, Record, flags, machine, versions, write_json
 
 DEADLINE_S = 560.0
 CHILD = ROOT / "scripts" / "gpu" / "child.py"
+RESULTS = ROOT / "scripts" / "results"  # alone, as a result that is written is no source of itself
 MARGIN_S = 8.0  # within which the work that a section has begun should end
 TAIL = 2000  # characters of what a failed section wrote
+SMALL = "sizes of a CPU, kernels interpreted or plain jnp: no figure is a measurement"
 
 
 @dataclass
 class Found:
-    """What is known of one section. `state`: finished, unfinished or failed."""
+    """What is known of one section. `state`: finished, unfinished or failed. `begun`: how often its process began."""
 
     state: str = "unfinished"
+    begun: int = 0
     seconds: float = 0.0
     error: str = ""
     figures: dict[str, Any] = field(default_factory=dict)
@@ -67,9 +74,16 @@ class Found:
 
 
 class Report:
-    """The file of results, and what it belongs to."""
+    """The file of results, and what it belongs to. `small`: it runs at sizes of a CPU."""
 
-    def __init__(self, file: Path, command: Sequence[str], seen: dict[str, Any], table: Sequence[Section] = SECTIONS):
+    def __init__(
+        self,
+        file: Path,
+        command: Sequence[str],
+        seen: dict[str, Any],
+        table: Sequence[Section] = SECTIONS,
+        small: bool = False,
+    ):
         self._file, self._table = file, table
         self.record = Record("gpu-check", command, file=Path(__file__))
         self._belongs = {
@@ -78,7 +92,9 @@ class Report:
             "flags": flags(),
             "device": seen,
             "sources": self.record.sources,
+            **({"small": SMALL} if small else {}),
         }
+        self.small = small
         self.sections: dict[str, Found] = {}
         self._before = 0.0
         self._resume()
@@ -169,14 +185,17 @@ def attempt(report: Report, section: Section, allowed: float, child: Path) -> Fo
         if name != section.name
         for key, value in one.figures.items()
     }
-    found = report.sections[section.name] = Found()
+    found = report.sections[section.name] = Found(begun=earlier.begun + 1 if earlier else 1)
     with tempfile.TemporaryDirectory() as folder:
         part, told, said = (Path(folder) / name for name in ("part.json", "told.json", "said.txt"))
         told.write_text(json.dumps(others))
         if earlier and earlier.state == "unfinished":
             write_json(part, {"figures": earlier.figures, "bounds": earlier.bounds, "not_reached": []})
+            found.take(part)
+        report.write()
         command = [sys.executable, str(child), section.name, str(part), str(told), str(allowed - MARGIN_S)]
-        code = watched(report, found, command, part, said, allowed)
+        command += ["small"] * report.small
+        code = watched(report, found, command, part, said, allowed, environment(section.flags))
         text = scrubbed(said.read_text(errors="replace"))
     if code == 0:
         found.state = "unfinished" if found.not_reached else "finished"
@@ -189,12 +208,15 @@ def attempt(report: Report, section: Section, allowed: float, child: Path) -> Fo
     return found
 
 
-def watched(report: Report, found: Found, command: list[str], part: Path, said: Path, allowed: float) -> int | None:
+def watched(
+    report: Report, found: Found, command: list[str], part: Path, said: Path, allowed: float, env: dict[str, str]
+) -> int | None:
     """Runs a command and takes its figures as they come. Returns its exit code, or None where it had to be killed."""
     end = time.monotonic() + allowed
-    with open(said, "w") as out:
+    with open(said, "w") as out, held() as pipe:
+        env, apart = env | {"HELD_BY": str(pipe)}, {"process_group": 0, "pass_fds": [pipe]}
         # A group and no session of its own: whoever ends this process's session ends the section too.
-        process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=out, stderr=out, process_group=0)
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=out, **apart)
         try:
             while process.poll() is None and time.monotonic() < end:
                 time.sleep(0.1)
@@ -209,11 +231,24 @@ def watched(report: Report, found: Found, command: list[str], part: Path, said: 
     return code
 
 
-def environment() -> dict[str, str]:
-    """Returns the variables of a section's process. This checkout comes first on its path."""
+@contextlib.contextmanager
+def held() -> Iterator[int]:
+    """Yields the end of a pipe at which a child sees that this process is gone, also where it was killed."""
+    ours, theirs = os.pipe()[::-1]
+    try:
+        yield theirs
+    finally:
+        os.close(theirs)
+        os.close(ours)
+
+
+def environment(more: str = "") -> dict[str, str]:
+    """Returns the variables of a section's process, with more flags of XLA. This checkout comes first on its path."""
     here = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     path = os.pathsep.join(filter(None, here))
-    return {**os.environ, "PYTHONPATH": path, "JAX_TRACEBACK_FILTERING": "off"}  # the last line names the error
+    xla = " ".join(filter(None, (os.environ.get("XLA_FLAGS", ""), more)))
+    last = {"PYTHONPATH": path, "JAX_TRACEBACK_FILTERING": "off"}  # so that the last line names the error
+    return {**os.environ, **last, **({"XLA_FLAGS": xla} if xla else {})}
 
 
 def scrubbed(text: str) -> str:
@@ -229,12 +264,19 @@ def settings() -> None:
 
 def main(argv: list[str], table: Sequence[Section] = SECTIONS, child: Path = CHILD) -> int:
     parser = argparse.ArgumentParser(description="Checks and times kernels, engine, learner and runs on a GPU.")
-    parser.add_argument("--json", type=Path, default=ROOT / "scripts" / "results" / "gpu-check.json")
+    parser.add_argument("--json", type=Path, default=RESULTS / "gpu-check.json")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="prints the table of this result, and runs nothing")
+    parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)  # of a show and of tests, on a CPU
     parser.add_argument(
         "--only", default="", help="names of sections, with commas between; the others stay as they are"
     )
     parser.add_argument("--seconds", type=float, default=DEADLINE_S, help="after which nothing runs any more")
     options = parser.parse_args(argv)
+    if options.show:
+        print(expected.page(json.loads(options.show.read_text())))
+        return 0
+    if options.small and options.json == parser.get_default("json"):
+        parser.error("--small is no measurement: name another file by --json")
     began = time.monotonic()
     names = [name for name in options.only.split(",") if name] or [section.name for section in table]
     if unknown := set(names) - {section.name for section in table}:
@@ -244,14 +286,14 @@ def main(argv: list[str], table: Sequence[Section] = SECTIONS, child: Path = CHI
     chosen = [section for section in table if section.name in names]
     settings()
     seen = device.ask(ROOT)
-    refusal = device.why_not(seen)
+    refusal = "" if options.small else device.why_not(seen)
     if refusal:
         print(refusal, file=sys.stderr)
         return 2
-    report = Report(options.json, ["python", "scripts/gpu_check.py", *argv], seen, table)
+    report = Report(options.json, ["python", "scripts/gpu_check.py", *argv], seen, table, options.small)
     report.write()
     check(report, chosen, options.seconds - (time.monotonic() - began), child)
-    print(report.record.table(), flush=True)
+    print(expected.table(report.record.figures, report.record.bounds), flush=True)
     return 0 if report.record.ok else 1
 
 

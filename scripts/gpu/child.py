@@ -1,13 +1,19 @@
-"""Runs one section of scripts/gpu_check.py: `python scripts/gpu/child.py NAME PART TOLD SECONDS`.
+"""Runs one section of scripts/gpu_check.py: `python scripts/gpu/child.py NAME PART TOLD SECONDS [small]`.
 
-PART is the file of its figures, TOLD one of all others'. Work may begin within SECONDS.
+PART is the file of its figures, TOLD one of all others'. Work may begin within SECONDS. `small`: at sizes of a CPU.
+
+HELD_BY names a pipe of the command, where there is one. When it ends, the command is gone, and then this process ends
+with all that it started. Otherwise a section would hold the device while the next call measures.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 from gpu import (
@@ -20,9 +26,13 @@ from gpu import (
     paged_attention,
     rl_runs,
     row_bits,
+    small,
     swap,
     timeline,
+    torch_decoding,
+    torch_training,
     training,
+    trl_steps,
 )
 from gpu.part import Part
 
@@ -37,7 +47,14 @@ RUN = {
     "equality": equality.candidates,
     "decode_1_5b": decoding.of_1_5b,
     "decode_7b": decoding.of_7b,
-    "train": training.steps,
+    **{name: functools.partial(training.steps, section=name) for name in training.SETTINGS},
+    **{name: functools.partial(decoding.under_flags, section=name) for name in decoding.UNDER_FLAGS},
+    "row_bits_one_tile": row_bits.of_one_tile,
+    "tokamax": options.tokamax,
+    "generate_eager": torch_decoding.eager,
+    "generate_compiled": torch_decoding.compiled,
+    "torch_train": torch_training.steps,
+    "trl_steps": trl_steps.steps,
     "swap": swap.cast,
     "timeline": timeline.of_both,
     "rl_same_bits": rl_runs.same_bits,
@@ -52,9 +69,18 @@ RUN = {
 }
 
 
-def main(name: str, file: str, told: str, seconds: str) -> None:
+def main(name: str, file: str, told: str, seconds: str, sizes: str = "") -> None:
+    if held := os.environ.pop("HELD_BY", ""):
+        threading.Thread(target=end_with, args=(int(held),), daemon=True).start()
     compile_guard.use_cache(os.environ)
-    RUN[name](Part(Path(file), json.loads(Path(told).read_text()), float(seconds)))
+    part = Part(Path(file), json.loads(Path(told).read_text()), float(seconds))
+    (functools.partial(small.run, name) if sizes == "small" else RUN[name])(part)
+
+
+def end_with(pipe: int) -> None:
+    """Waits until nobody can write to the pipe any more, and ends this process's group."""
+    os.read(pipe, 1)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

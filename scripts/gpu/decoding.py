@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,6 +24,8 @@ PAGE = 64
 BATCHES, CONTEXTS = (16, 64, 256), (1024, 4096)
 STEPS, TURNS = 32, 3  # of a dispatch; dispatches that are timed
 SPARE = 4 << 30  # bytes of logits, activations and compiled programs
+UNDER_FLAGS = ("flags_while", "flags_concurrent", "flags_cublaslt", "flags_triton", "flags_one_tile")  # sections
+FLAGGED = ((16, 1024), (256, 1024))  # rollouts, and tokens of each so far, that are timed under flags of XLA
 
 
 def of_1_5b(part: Part) -> None:
@@ -72,6 +75,26 @@ def decode(
                 "share_of_bandwidth": read * STEPS / part.bandwidth / took,
             },
         )
+
+
+def under_flags(
+    part: Part,
+    section: str,
+    name: str = "qwen2_5_1_5b",
+    model: decoder.ModelConfig = PRESETS["qwen2_5_1_5b"],
+    points: Sequence[tuple[int, int]] = FLAGGED,
+) -> None:
+    """Measures the same steps as `decode`, in a process that began with other flags of XLA, beside those as is."""
+    if f"{section}.flags" not in part.figures:
+        part.figure(f"{section}.flags", os.environ.get("XLA_FLAGS", ""))
+    keys = {point: f"{section}.{_key(name, *point).removeprefix('decode.')}" for point in points}
+    wanted = [point for point, key in keys.items() if part.wants(key, 20.0)]
+    if not wanted:
+        return
+    engine = filled_engine(model, weights.drawn(model), wanted)
+    for point in wanted:
+        step, as_is = 1e3 * min(turns(engine, *point)) / STEPS, part.told[_key(name, *point)]["step_ms"]
+        part.figure(keys[point], {"step_ms": step, "longer_than_as_is_ms": step - as_is, "over_as_is": step / as_is})
 
 
 def _key(name: str, batch: int, context: int) -> str:

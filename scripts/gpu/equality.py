@@ -6,21 +6,21 @@ from typing import Any
 
 from gpu.part import Part
 
+from jaxrl_post.models.model_config import ModelConfig
+
 PAGE = 64
+MODEL = ModelConfig(
+    vocab_size=4096, embed=512, layers=4, heads=8, kv_heads=2, head_dim=128, ffw=1024, max_length=512, tied=True
+)
 
 
-def candidates(part: Part, count: int = 64) -> None:
+def candidates(part: Part, count: int = 64, model: ModelConfig = MODEL) -> None:
     """Compares the bits of rollouts without candidates with those under right, mixed and wrong ones."""
     import engine_lab as lab
     import jax
     import jax.numpy as jnp
     import numpy as np
 
-    from jaxrl_post.models.model_config import ModelConfig
-
-    model = ModelConfig(
-        vocab_size=4096, embed=512, layers=4, heads=8, kv_heads=2, head_dim=128, ffw=1024, max_length=512, tied=True
-    )
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), lab.weights(0, model))
     engine = lab.engine(
         params,

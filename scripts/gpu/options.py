@@ -1,18 +1,19 @@
 """Attention of one layer by other libraries, beside the kernel of packed rows: causal, and a whole row is one segment.
 
-Neither lowers without a device, so no test covers them. Where one is not installed or fails, its absence is a figure.
-Neither holds segments of packed rows exactly by its public interface, so that a run does not use them.
+None lowers without a device, so no test covers them. Where one is not installed or fails, its absence is a figure.
+cuDNN and Transformer Engine hold no segments of packed rows exactly by their public interfaces, so that a run does not
+use them. tokamax does, by the first key of each query.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 from gpu import packed_rows
 from gpu.part import Part
 
@@ -52,6 +53,26 @@ def transformer_engine(part: Part, **sizes) -> None:
     beside(part, "transformer_engine", form, **sizes)
 
 
+def tokamax(part: Part, attend: Callable | None = None, **sizes) -> None:
+    """Tries the kernel of tokamax for Hopper, with one segment in a row and with four.
+
+    Args:
+      attend: another form of its attention. None: that of Pallas-Mosaic.
+
+    Raises:
+      ImportError: it is not installed.
+    """
+    from tokamax._src.ops.attention import base, pallas_mosaic_gpu  # the public function takes no first keys
+
+    attend = attend or pallas_mosaic_gpu.PallasMosaicGpuFlashAttention()
+
+    def form(q, k, v, ids, *, scale, window, soft_cap):
+        first, _ = flash_gpu.stretches(ids, None)
+        return attend(q, k, v, mask=base.Mask(k_start=first[:, None], is_causal=True), logits_scale=scale)
+
+    beside(part, "tokamax", form, counts=(1, 4), **sizes)
+
+
 def beside(
     part: Part,
     name: str,
@@ -60,12 +81,13 @@ def beside(
     kernel: Callable = flash_gpu.attention,
     lengths: Sequence = packed_rows.LENGTHS,
     heads=packed_rows.HEADS,
+    counts: Sequence[int] = (1,),
 ) -> None:
-    """Times `form`, and writes how far its results are from the kernel's."""
-    for tokens in lengths:
-        key = f"{name}.{tokens}_tokens"
+    """Times `form`, and writes how far its results are from the kernel's. `counts`: of segments in a row."""
+    for tokens, count in itertools.product(lengths, counts):
+        key = f"{name}.{tokens}_tokens" + (f"_{count}_segments" if len(counts) > 1 else "")
         if part.wants(key, 10.0):
-            given, ids = packed_rows.inputs(1, tokens, *heads), jnp.ones((1, tokens), jnp.int32)
+            given, ids = packed_rows.inputs(1, tokens, *heads), packed_rows.even(tokens, count)
             how = dict(scale=heads[-1] ** -0.5, window=None, soft_cap=None)
             pair = [packed_rows.both(functools.partial(one, **how))(*given, ids) for one in (form, kernel)]
             far = [packed_rows.distance(a, b) for a, b in zip(*pair, strict=True)]

@@ -28,12 +28,19 @@ class Part(Record):
         super().__init__("gpu-check", [])
         self._file, self.told, self._end = file, told or {}, time.monotonic() + seconds
         self.not_reached: list[str] = []
+        self._earlier: set[str] = set()
         if file and file.is_file():
             earlier = json.loads(file.read_text())
             self.figures, self.bounds = earlier["figures"], earlier["bounds"]
+            self._earlier = {*self.figures}
         self.write()
 
     def figure(self, key: str, value: Any, **bounds: Any) -> Any:
+        """As Record.figure. What an earlier call left of a group is replaced where the group is measured again."""
+        if key in self._earlier:
+            self._earlier.remove(key)
+            del self.figures[key]
+            self.bounds.pop(key, None)
         value = super().figure(key, value, **bounds)
         self.write()
         return value

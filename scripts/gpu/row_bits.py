@@ -32,7 +32,13 @@ def everywhere(part: Part, models: Mapping[str, ModelConfig] | None = None, rows
         sampling(part, name, model.vocab_size, *rows)
 
 
-def products(part: Part, name: str, m: ModelConfig, few: int, many: int) -> None:
+def of_one_tile(part: Part, models: Mapping[str, ModelConfig] | None = None, rows: Sequence[int] = ROWS) -> None:
+    """Compares the bits of products in a process whose flags fix one tile. Whether 128 rows have those of 256 is asked."""
+    for name, model in (models or {name: PRESETS[name] for name in NAMES}).items():
+        products(part, name, model, *rows, section="row_bits_one_tile")
+
+
+def products(part: Part, name: str, m: ModelConfig, few: int, many: int, section: str = "row_bits") -> None:
     """Compares each product with weights of a layer and of the head: rows reversed, and fewer rows."""
     shapes = {
         "q": (m.embed, m.heads * m.head_dim),
@@ -43,12 +49,14 @@ def products(part: Part, name: str, m: ModelConfig, few: int, many: int) -> None
         "head": (m.embed, m.vocab_size),
     }
     for what, (width, out) in shapes.items():
+        key = f"{section}.{name}.{what}"
+        if not part.wants(f"{key}_equal_in_{few}_rows", 3.0):
+            continue
         dtype = jnp.float32 if what == "head" else jnp.bfloat16
         x = jax.random.normal(jax.random.key(5), (many, width), jnp.bfloat16)
         w = jax.random.normal(jax.random.key(6), (width, out), jnp.bfloat16)
         run = jax.jit(functools.partial(jnp.matmul, preferred_element_type=dtype))
         whole = run(x, w)
-        key = f"row_bits.{name}.{what}"
         same = packed_rows.same_bits([whole], [run(x[::-1], w)[::-1]])
         part.figure(f"{key}_equal_at_other_places", same, equals=True)
         part.figure(f"{key}_equal_in_{few}_rows", packed_rows.same_bits([whole[:few]], [run(x[:few], w)]))
@@ -60,13 +68,16 @@ def attending(part: Part, name: str, m: ModelConfig) -> None:
     q, cache, rows = paged_attention.inputs(SLOTS, max(CONTEXTS), DRAFTS, *shape)
     run = jax.jit(functools.partial(attention.attention, scale=m.head_dim**-0.5, window=None, soft_cap=None))
     for context in CONTEXTS:
+        key = f"row_bits.{name}.attention_of_{context}_equal_alone"
+        if not part.wants(key, 5.0):
+            continue
         rows = rows._replace(position=jnp.tile(jnp.arange(context - each, context, dtype=jnp.int32), SLOTS))
         together = run(q, cache, rows)
         same = [
             packed_rows.same_bits([together[row::each]], [run(*_every(q, cache, rows, row, each))])
             for row in range(each)
         ]
-        part.figure(f"row_bits.{name}.attention_of_{context}_equal_alone", all(same), equals=True)
+        part.figure(key, all(same), equals=True)
 
 
 def _every(q: jax.Array, cache: attention.Cache, rows: attention.Rows, first: int, step: int) -> tuple:
@@ -85,10 +96,12 @@ def sampling(part: Part, name: str, vocab: int, few: int, many: int) -> None:
 
     back, first = slice(None, None, -1), slice(few)
     for what, scale in (("wide", 1.0), ("narrow", 10.0)):
+        key = f"row_bits.{name}.{what}_draws"
+        if not part.wants(f"{key}_equal_in_{few}_rows", 3.0):
+            continue
         logits, *numbers = drawing.inputs(many, vocab)
         given = (scale * logits, *numbers)
         whole = drawn(given, slice(None))
-        key = f"row_bits.{name}.{what}_draws"
         same = packed_rows.same_bits(whole, [x[back] for x in drawn(given, back)])
         part.figure(f"{key}_equal_at_other_places", same, equals=True)
         part.figure(f"{key}_equal_in_{few}_rows", packed_rows.same_bits([x[first] for x in whole], drawn(given, first)))

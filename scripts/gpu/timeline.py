@@ -1,6 +1,7 @@
 """Where the time of decoding and of training goes: kernels by name, launches, and time in which no kernel runs.
 
 The device is recorded by jax's profiler, which slows a run a little. Times beside floors are those of `decode` and `train`.
+A step's kernels stay in one CUDA graph, by the flag of the section (scripts/gpu/sections.py).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ PRESET = "qwen2_5_1_5b"
 DECODED = ((16, 1024), (256, 1024))  # rollouts, and tokens of each so far
 TOKENS = 4096
 KERNELS = 16  # that are named, those that take longest
+PRODUCTS = re.compile("gemm|dot|nvjet|cutlass|cublas", re.IGNORECASE)  # in names of kernels that multiply matrices
 PLANE, LINE = "/device:GPU", "Stream"  # of the profiler's data: a device, and one of its streams
 
 
@@ -103,6 +105,7 @@ def summary(events: Sequence[Event], turns: int) -> dict[str, Any]:
         "launches": len(events) / turns,
         "busy_ms": busy / turns,
         "idle_ms": (span - busy) / turns,
+        "products_ms": sum(event.took for event in events if PRODUCTS.search(event.name)) / turns,
         "kernels": [{"name": name, "launches": len(took) / turns, "ms": sum(took) / turns} for name, took in longest],
     }
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,16 +33,28 @@ PRESET = "qwen2_5_1_5b"
 ROWS = {4096: 4, 8192: 2}  # tokens of a row -> rows of a micro-batch
 MICRO_BATCHES, TURNS = 4, 2
 PROMPT = 64
+# What each section changes. A head in larger pieces moves fewer bytes, and so do layers that no scan stacks.
+SETTINGS = {
+    "train": (),
+    "train_head_chunk": ("batch.head_chunk=4096",),
+    "train_no_scan": ("batch.head_chunk=4096", "model.scan_layers=no"),
+}
 
 
-def steps(part: Part, model: decoder.ModelConfig = PRESETS[PRESET], shapes=ROWS, preset: str = PRESET) -> None:
-    """Times optimizer steps with one sequence in a row, and with four."""
+def steps(
+    part: Part,
+    model: decoder.ModelConfig = PRESETS[PRESET],
+    shapes: Mapping[int, int] = ROWS,
+    preset: str = PRESET,
+    section: str = "train",
+) -> None:
+    """Times optimizer steps with one sequence in a row, and with four, with the settings of the section."""
     for tokens, rows in shapes.items():
-        keys = {count: f"train.{preset}.{tokens}_tokens_{count}_sequences" for count in (1, 4)}
-        again = f"train.{preset}.{tokens}_tokens.gradient_bits_equal_again"
+        keys = {count: f"{section}.{preset}.{tokens}_tokens_{count}_sequences" for count in (1, 4)}
+        again = f"{section}.{preset}.{tokens}_tokens.gradient_bits_equal_again"
         if not part.wants(again, 45.0):
             continue
-        trainer = learner(model, preset, rows, tokens)
+        trainer = learner(model, preset, rows, tokens, SETTINGS[section])
         for count, key in keys.items():
             if part.wants(key, 10.0):
                 sequences = groups(model, MICRO_BATCHES * rows * count, tokens // count)
@@ -53,8 +65,10 @@ def steps(part: Part, model: decoder.ModelConfig = PRESETS[PRESET], shapes=ROWS,
         gc.collect()  # its weights, before the next one's
 
 
-def learner(model: decoder.ModelConfig, preset: str, rows: int, tokens: int) -> Learner:
-    """Returns the learner of a run with these settings, compiled, on random weights."""
+def learner(
+    model: decoder.ModelConfig, preset: str, rows: int, tokens: int, more: Sequence[str] = ()
+) -> Learner:
+    """Returns the learner of a run with these settings and `more`, compiled, on random weights."""
     given = (
         f"model.preset={preset}",
         "model.compute_dtype=bfloat16",
@@ -66,6 +80,7 @@ def learner(model: decoder.ModelConfig, preset: str, rows: int, tokens: int) -> 
         f"sampling.max_tokens={tokens - PROMPT}",
         f"batch.rows={rows}",
         f"batch.tokens={tokens}",
+        *more,
     )
     devices = build.DevicePlan(learner=mesh.make_mesh(), engine={}, lent=None)
     made = build.learner(
