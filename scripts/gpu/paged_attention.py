@@ -50,10 +50,7 @@ def against_reference(part: Part, shapes=((4, 200, 4), (3, 1000, 0), (16, 4096, 
 
 
 def times(
-    part: Part,
-    batches: Sequence[int] = BATCHES,
-    contexts: Sequence[int] = CONTEXTS,
-    drafted: Sequence[int] = DRAFTS,
+    part: Part, batches: Sequence[int] = BATCHES, contexts: Sequence[int] = CONTEXTS, drafted: Sequence[int] = DRAFTS
 ) -> None:
     """Times one layer of Qwen2.5-7B."""
     run = jax.jit(functools.partial(attention.attention, scale=128**-0.5, window=None, soft_cap=None))

@@ -65,9 +65,7 @@ def steps(
         gc.collect()  # its weights, before the next one's
 
 
-def learner(
-    model: decoder.ModelConfig, preset: str, rows: int, tokens: int, more: Sequence[str] = ()
-) -> Learner:
+def learner(model: decoder.ModelConfig, preset: str, rows: int, tokens: int, more: Sequence[str] = ()) -> Learner:
     """Returns the learner of a run with these settings and `more`, compiled, on random weights."""
     given = (
         f"model.preset={preset}",

@@ -6,6 +6,7 @@ that are generated and trained per second. trl, datasets and torch need not be t
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import tempfile
@@ -98,4 +99,4 @@ def _seconds(policy: Path, folder: Path, device: str, prompts: int, samples: int
         processing_class=transformers.AutoTokenizer.from_pretrained(policy),
         callbacks=[Clock()],
     ).train()
-    return [after - before for before, after in zip(ends, ends[1:])]
+    return [after - before for before, after in itertools.pairwise(ends)]
