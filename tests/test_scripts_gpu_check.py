@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import gpu_check  # noqa: E402
 import sources  # noqa: E402
-from gpu import device  # noqa: E402
+from gpu import device, expected  # noqa: E402
 from gpu.sections import SECTIONS, Section  # noqa: E402
 
 SEEN = {"platform": "gpu", "kind": "NVIDIA H100 80GB HBM3", "count": 1, "capability": "9.0"}
@@ -123,6 +124,7 @@ def test_a_later_call_goes_on_with_the_rest_and_failed_sections_come_last(call, 
     again, others = (tmp_path / "calls.txt").read_text().splitlines()[3].split("] [")
     assert again == "long ['long.1'" and "'good'" in others  # its own figures, and those of the others
     assert told["figures"]["long.1"] == 1 and told["figures"]["long"] == 2 and "bad.some" not in told["figures"]
+    assert {name: found["begun"] for name, found in told["sections"].items()} == dict(bad=2, long=2, good=1, never=1)
     assert call(*table)[0] == 0 and len(calls(tmp_path)) == 6
 
 
@@ -226,14 +228,121 @@ def test_a_result_vouches_for_every_section():
     found = set(sources.closure(ROOT, ROOT / "scripts" / "gpu_check.py"))
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "scripts" / "gpu").glob("*.py")} <= found
     assert {"kernels/flash_gpu.py", "jaxrl_post/main.py", "tests/engine_lab.py", "scripts/record.py"} <= found
+    assert not {path for path in found if path.startswith("scripts/results/")}, (
+        "a call would not know its own file again"
+    )
 
 
 def test_the_table_of_sections():
-    from gpu import child
+    from gpu import child, small
 
-    assert {one.name for one in SECTIONS} == set(child.RUN)
+    assert {one.name for one in SECTIONS} == set(child.RUN) == set(small.SECTIONS)
     names = [one.name for one in SECTIONS]
     assert len(set(names)) == len(names)
     for place, one in enumerate(SECTIONS):
         assert one.needs_s + gpu_check.MARGIN_S < one.limit_s and (not one.after or one.after in names[:place])
     assert gpu_check.DEADLINE_S < 600 - 30
+
+
+def test_the_half_hour_comes_first():
+    flags = ("flags_while", "flags_concurrent", "flags_cublaslt", "flags_triton", "flags_one_tile", "row_bits_one_tile")
+    plan = (
+        *("device", "decode_1_5b", "timeline", "packed_rows", "packed_rows_times", "packed_rows_tiles", *flags),
+        *(
+            "train",
+            "train_head_chunk",
+            "train_no_scan",
+            "tokamax",
+            "generate_eager",
+            "generate_compiled",
+            "torch_train",
+        ),
+        "swap",
+    )
+    assert tuple(one.name for one in SECTIONS)[: len(plan)] == plan
+    flagged = {one.name: one.flags for one in SECTIONS if one.flags}
+    assert set(flagged) == {"timeline", *flags} and len(set(flagged.values())) == len(flagged) - 1
+    assert flagged["flags_one_tile"] == flagged["row_bits_one_tile"]
+
+
+def test_flags_of_a_section_stand_behind_those_of_the_command(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--one")
+    assert gpu_check.environment("--two")["XLA_FLAGS"] == "--one --two"
+    monkeypatch.delenv("XLA_FLAGS")
+    assert gpu_check.environment("--two")["XLA_FLAGS"] == "--two" and "XLA_FLAGS" not in gpu_check.environment()
+
+
+@pytest.mark.parametrize("name, fewest", [("gpu-check", 15), ("gpu-check-first", 15)])
+def test_a_result_is_shown_beside_what_is_expected(name, fewest, monkeypatch, capsys):
+    monkeypatch.setattr(device, "ask", lambda root: pytest.fail("it asks for a device"))
+    file = ROOT / "scripts" / "results" / f"{name}.json"
+    assert gpu_check.main(["--show", str(file)]) == 0
+    head, titles, *rows = capsys.readouterr().out.splitlines()
+    assert "H100" in head and titles.split() == ["figure", "measured", "expected", "bound"]
+    assert sum("(H100)" in row or "(estimate)" in row for row in rows) >= fewest
+    assert len(rows) >= len(json.loads(file.read_text())["figures"])
+
+
+def test_rows_of_a_table_by_hand():
+    step = "decode.qwen2_5_1_5b.batch_16_context_1024"
+    figures = {step: {"step_ms": 3.0, "floor_ms": 1.0}, "x": 2, "device.copy_gb_per_s": 1.5, step + "0": {"step_ms": 1}}
+    assert expected.rows(figures, {"x": {"at_least": 1, "at_most": 1, "ok": False}}) == [
+        (f"{step}/step_ms", "3", "2.835 (H100)", "", ""),
+        ("x", "2", "", ">= 1 and <= 1", "FAIL"),
+        ("device.copy_gb_per_s", "1.5", "2952 (H100)", "", ""),
+        (f"{step}0", "{'step_ms': 1}", "", "", ""),
+    ]
+
+
+def figure(told: dict, key: str):
+    """The value of an expectation's figure, or of a part of it."""
+    name, _, part = key.partition("/")
+    return told[name][part] if part else told[name]
+
+
+def test_expectations_by_the_h100_are_what_its_files_say():
+    files = [json.loads((ROOT / "scripts" / "results" / f"gpu-check{end}.json").read_text()) for end in ("-first", "")]
+    told = files[0]["figures"] | files[1]["figures"]
+    for key, one in expected.MEASURED.items():
+        assert figure(told, key) == pytest.approx(one.low, rel=0.005) and one.low == one.high, key
+
+
+def test_every_expectation_is_of_a_figure():
+    """A section without time names what it would measure. The others have run on the H100, if by other settings."""
+    from gpu import child, options
+    from gpu.part import Part
+
+    part = Part(told={"device.copy_gb_per_s": 1.0}, seconds=0.0)
+    for one in SECTIONS:
+        if one.name.startswith(("flags_", "generate_")) or one.name in (
+            "decode_1_5b",
+            "decode_7b",
+            "timeline",
+            "torch_train",
+        ):
+            child.RUN[one.name](part)
+    options.beside(part, "tokamax", None, counts=(1, 4))
+    files = [json.loads((ROOT / "scripts" / "results" / f"gpu-check{end}.json").read_text()) for end in ("-first", "")]
+    known = {*part.not_reached, *part.figures, *files[0]["figures"], *files[1]["figures"]}
+    for key in expected.EXPECTED:
+        name = key.partition("/")[0]
+        assert name in known or re.sub(r"^(train|row_bits)_\w+", r"\1", name) in known, key
+
+
+def test_small_runs_leave_the_result_of_a_gpu_alone(capsys):
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main(["--small"])
+    assert ended.value.code == 2 and "name another file by --json" in capsys.readouterr().err
+
+
+def test_a_small_result_says_so_and_no_call_of_another_kind_goes_on_from_it(call, tmp_path, monkeypatch, capsys):
+    (tmp_path / "child.py").write_text(
+        CHILD.replace("name, part, told, seconds =", "name, part, told, seconds, *small =")
+    )
+    monkeypatch.setattr(device, "ask", lambda root: {"platform": "cpu", "kind": "cpu", "count": 1, "capability": "0"})
+    file = tmp_path / "x.json"
+    code = gpu_check.main(["--small", f"--json={file}"], [section("good")], tmp_path / "child.py")
+    assert code == 0 and json.loads(file.read_text())["small"] == gpu_check.SMALL
+    assert gpu_check.main(["--show", str(file)]) == 0 and gpu_check.SMALL in capsys.readouterr().out
+    _, told = call(section("good"))
+    assert "small" not in told and calls(tmp_path) == ["good", "good"]

@@ -29,6 +29,7 @@ from gpu import (  # noqa: E402
     rl_reward,
     rl_runs,
     row_bits,
+    small,
     swap,
     timeline,
     timing,
@@ -68,6 +69,17 @@ def test_a_part_is_whole_after_each_figure_and_knows_what_there_is(tmp_path):
     assert told == {"figures": {"a": 2}, "bounds": {"a": {"at_most": 1, "ok": False}}, "not_reached": ["b"]}
     later = Part(file)
     assert not later.wants("a", 0.0) and later.wants("b", 0.0) and later.not_reached == [] and not later.ok
+
+
+def test_a_group_that_a_kill_cut_is_measured_again(tmp_path):
+    file = tmp_path / "part.json"
+    bounds = {"a": {"at_most": 0, "ok": False}}
+    file.write_text(json.dumps({"figures": {"a": 1, "b": 2}, "bounds": bounds, "not_reached": []}))
+    part = Part(file)
+    part.figure("a", 3)
+    assert part.figures == {"b": 2, "a": 3} and part.bounds == {}
+    with pytest.raises(ValueError, match="written before"):
+        part.figure("a", 4)
 
 
 def test_sweeps_leave_out_what_is_there_and_what_comes_too_late():
@@ -188,7 +200,7 @@ def test_a_timeline_by_hand():
     """Two streams: 0 to 3 and 2 to 4, then nothing until 6."""
     told = [("dot_3", 0.0, 3.0), ("add_1", 2.0, 2.0), ("dot_12.1", 6.0, 1.0)]
     found = timeline.summary([timeline.Event(*one) for one in told], turns=2)
-    assert (found["launches"], found["busy_ms"], found["idle_ms"]) == (1.5, 2.5, 1.0)
+    assert (found["launches"], found["busy_ms"], found["idle_ms"], found["products_ms"]) == (1.5, 2.5, 1.0, 2.0)
     assert found["kernels"] == [
         {"name": "dot", "launches": 1.0, "ms": 2.0},
         {"name": "add", "launches": 0.5, "ms": 1.0},
@@ -327,6 +339,18 @@ def test_decoding_reads_weights_and_cache_once_a_step(monkeypatch):
 
 @quick
 @pytest.mark.extended
+def test_steps_under_flags_are_beside_those_as_is(monkeypatch):
+    monkeypatch.setattr(decoding, "STEPS", 2)
+    monkeypatch.setenv("XLA_FLAGS", "--some")
+    part = Part(told={"decode.x.batch_3_context_70": {"step_ms": 2.0}})
+    decoding.under_flags(part, "flags_while", "x", MODEL, ((3, 70),))
+    told = part.figures["flags_while.x.batch_3_context_70"]
+    assert part.figures["flags_while.flags"] == "--some" and told["step_ms"] > 0
+    assert told["over_as_is"] == told["step_ms"] / 2 and told["longer_than_as_is_ms"] == told["step_ms"] - 2
+
+
+@quick
+@pytest.mark.extended
 def test_a_swap_reads_four_bytes_of_a_weight_and_writes_two():
     part = fresh()
     swap.cast(part, {"x": MODEL})
@@ -404,25 +428,12 @@ def test_a_real_section_in_its_own_process(tmp_path):
     assert json.loads((tmp_path / "part.json").read_text())["figures"] == {}
 
 
-CPU = (
-    "steps=3",
-    "engine.slots=64",
-    "engine.row_sizes=(64,)",
-    "scheduler.prompts=4",
-    "sampling.max_tokens=24",
-    "batch.rows=2",
-    "batch.tokens=256",
-    "data.size=8",
-    "optimizer.lr=0.01",
-)
-
-
 @pytest.mark.shown("variants")
 @pytest.mark.slow
 def test_three_runs_by_the_command(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     part = fresh()
-    rl_runs.same_bits(part, "stories260k", CPU)
+    rl_runs.same_bits(part, "stories260k", small.RUN)
     assert part.ok and set(part.bounds) == {
         "rl.reward_gain",
         "rl.num_drafted",
@@ -433,6 +444,6 @@ def test_three_runs_by_the_command(monkeypatch):
     }
     assert len(part.figures["rl.sync"]["rewards"]) == 3 and part.figures["rl.sync_seconds_to_reward"] > 0
     later = Part(told=part.figures)
-    rl_runs.pipelined(later, "stories260k", CPU)
+    rl_runs.pipelined(later, "stories260k", small.RUN)
     assert later.ok and 0 < later.figures["rl.pipelined"]["mean_staleness"] <= rl_runs.STALENESS
     assert later.figures["rl.pipelined"]["policy"] != part.figures["rl.sync"]["policy"]

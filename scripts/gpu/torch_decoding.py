@@ -63,15 +63,16 @@ def generate(
     Raises:
       ImportError: torch or transformers is not there. RuntimeError: what should be compiled was not.
     """
+    keys = {point: f"{section}.{name}.batch_{point[0]}_context_{point[1]}" for point in points}
+    wanted = {point: key for point, key in keys.items() if part.wants(key, 30.0)}
+    if not wanted:
+        return
     import torch
-    import transformers  # noqa: F401  # so that its absence ends the section before weights are drawn
 
-    policy = None
-    for batch, context in points:
-        key = f"{section}.{name}.batch_{batch}_context_{context}"
+    policy = drawn(model, device, torch.bfloat16).eval()
+    for (batch, context), key in wanted.items():
         if not part.wants(key, 30.0):
             continue
-        policy = policy or drawn(model, device, torch.bfloat16).eval()
         took = [_step(policy, cache, batch, context) for _ in range(1 + CALLS)]
         if cache == "static" and not hasattr(policy, "_compiled_call"):
             raise RuntimeError(f"transformers compiles no step of generate on {device}")

@@ -33,11 +33,11 @@ def steps(
     Raises:
       ImportError: torch or transformers is not there.
     """
-    import torch
-
     key = f"torch_train.{preset}.{tokens}_tokens_1_sequences"
     if not part.wants(key, 50.0):
         return
+    import torch
+
     policy = torch_decoding.drawn(model, device, torch.float32).train()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=True)
     run = torch.compile(policy)

@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +41,12 @@ SEEDS, MOST_S = range(5), 6.0  # of the other kills; seconds behind the end of a
 CALLS, LIMIT_S = 5, 1800.0
 
 
-@dataclass
 class Plan:
-    """Calls of the command, all with one file of results in the folder `here`."""
+    """Calls of the command, all with one file of results in the folder `here`. `seen`: what it held at each kill."""
 
-    root: Path
-    here: Path
-    name: str
-    calls: int = 0
-    seen: list[dict[str, Any]] = field(default_factory=list)  # the file at each kill
-
-    @property
-    def file(self) -> Path:
-        return self.here / f"{self.name}.json"
+    def __init__(self, root: Path, here: Path, name: str):
+        self.root, self.here, self.name, self.file = root, here, name, here / f"{name}.json"
+        self.calls, self.seen = 0, []
 
     def told(self) -> dict[str, Any]:
         return json.loads(self.file.read_text()) if self.file.is_file() else {"sections": {}, "figures": {}}
@@ -144,9 +136,19 @@ def _undisturbed(record, plan: Plan, whole: dict[str, Any]) -> None:
     record.figure("arms_with_a_figure_or_a_reason", len(shown | reasons), equals=len(SECTIONS))
     record.figure("arms_with_a_reason_alone", sorted(reasons - shown))
     record.figure("arms_with_a_reason_alone_and_no_option", sorted(reasons - shown - options), equals=[])
+    record.figure("expectations_of_no_figure", _unknown(figures, reasons - shown), equals=[])
     for name in sorted(reasons):
         record.figure(f"reason.{name}", figures[f"{name}.absent"])
     _ended(record, "undisturbed", whole)
+
+
+def _unknown(figures: dict[str, Any], without: set[str]) -> list[str]:
+    """Returns the expectations whose section has shown figures, none of which has the expected part."""
+    kinds: dict[str, set[str]] = {}
+    for key, value in figures.items():
+        kinds.setdefault(key.partition(".")[0], set()).update(value if isinstance(value, dict) else {""})
+    names = {name: (name.partition(".")[0], name.partition("/")[2]) for name in EXPECTED}
+    return [name for name, (kind, part) in names.items() if kind not in without and part not in kinds.get(kind, ())]
 
 
 def _ended(record, name: str, whole: dict[str, Any]) -> None:
