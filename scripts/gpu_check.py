@@ -234,7 +234,7 @@ def watched(
 @contextlib.contextmanager
 def held() -> Iterator[int]:
     """Yields the end of a pipe at which a child sees that this process is gone, also where it was killed."""
-    ours, theirs = os.pipe()[::-1]
+    theirs, ours = os.pipe()
     try:
         yield theirs
     finally:
@@ -272,6 +272,8 @@ def main(argv: list[str], table: Sequence[Section] = SECTIONS, child: Path = CHI
     )
     parser.add_argument("--seconds", type=float, default=DEADLINE_S, help="after which nothing runs any more")
     options = parser.parse_args(argv)
+    if options.show and not options.show.is_file():
+        parser.error(f"--show: there is no file {options.show}")
     if options.show:
         print(expected.page(json.loads(options.show.read_text())))
         return 0

@@ -1,7 +1,7 @@
 """The sections of scripts/gpu_check.py, in the order in which they run.
 
-First comes the half hour on one H100, three calls of at most ten minutes, in order of worth: device, decoding, the
-timeline, the learner's attention, flags of XLA, training, peers on the same card, swaps. Then comes the rest.
+First comes the half hour on one H100, three calls of at most ten minutes, in order of worth. These are device, decoding,
+the timeline, the learner's attention, flags of XLA, training, peers on the same card, and swaps. Then comes the rest.
 """
 
 from __future__ import annotations
