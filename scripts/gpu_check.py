@@ -34,12 +34,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu import device, expected
+from gpu import device, expected, held
 from gpu.sections import SECTIONS, Section
 from record import ROOT, Record, flags, machine, versions, write_json
 
@@ -213,8 +213,8 @@ def watched(
 ) -> int | None:
     """Runs a command and takes its figures as they come. Returns its exit code, or None where it had to be killed."""
     end = time.monotonic() + allowed
-    with open(said, "w") as out, held() as pipe:
-        env, apart = env | {"HELD_BY": str(pipe)}, {"process_group": 0, "pass_fds": [pipe]}
+    with open(said, "w") as out, held.pipe() as pipe:
+        env, apart = env | {held.VARIABLE: str(pipe)}, {"process_group": 0, "pass_fds": [pipe]}
         # A group and no session of its own: whoever ends this process's session ends the section too.
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=out, **apart)
         try:
@@ -229,17 +229,6 @@ def watched(
             process.wait(timeout=30)
     found.take(part)
     return code
-
-
-@contextlib.contextmanager
-def held() -> Iterator[int]:
-    """Yields the end of a pipe at which a child sees that this process is gone, also where it was killed."""
-    theirs, ours = os.pipe()
-    try:
-        yield theirs
-    finally:
-        os.close(theirs)
-        os.close(ours)
 
 
 def environment(more: str = "") -> dict[str, str]:

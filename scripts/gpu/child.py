@@ -1,9 +1,6 @@
 """Runs one section of scripts/gpu_check.py: `python scripts/gpu/child.py NAME PART TOLD SECONDS [small]`.
 
 PART is the file of its figures, TOLD one of all others'. Work may begin within SECONDS. `small`: at sizes of a CPU.
-
-HELD_BY names a pipe of the command, where there is one. When it ends, the command is gone, and then this process ends
-with all that it started. Otherwise a section would hold the device while the next call measures.
 """
 
 from __future__ import annotations
@@ -11,9 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
 
 from gpu import (
@@ -21,6 +16,7 @@ from gpu import (
     device,
     drawing,
     equality,
+    held,
     options,
     packed_rows,
     paged_attention,
@@ -70,17 +66,10 @@ RUN = {
 
 
 def main(name: str, file: str, told: str, seconds: str, sizes: str = "") -> None:
-    if held := os.environ.pop("HELD_BY", ""):
-        threading.Thread(target=end_with, args=(int(held),), daemon=True).start()
+    held.follow(os.environ)
     compile_guard.use_cache(os.environ)
     part = Part(Path(file), json.loads(Path(told).read_text()), float(seconds))
     (functools.partial(small.run, name) if sizes == "small" else RUN[name])(part)
-
-
-def end_with(pipe: int) -> None:
-    """Waits until nobody can write to the pipe any more, and ends this process's group."""
-    os.read(pipe, 1)
-    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
