@@ -5,10 +5,10 @@ with programs compiled without most optimizations.
 
 1. undisturbed, in calls of at most ten minutes: every section ends with a figure, or with the reason why it has none. Only
    sections that try what may not be there may have a reason alone.
-2. killed with its process group by SIGKILL. Two kills come behind the first figure of a section with several, others at
-   moments drawn from seeds, and one within a whole run of RL. What a killed call had begun must end with it. Then calls
-   go on until it is whole. The figures are the same by name, and no section that had finished runs again. Figures found
-   before a kill stay as they were.
+2. killed with its process group by SIGKILL. Two kills come behind the first figure of a section with several. Others come
+   at moments drawn from seeds, and one within a whole run of RL. What a killed call had begun must end with it. Then
+   calls go on until it is whole. The figures are the same by name, and no section that had finished runs again. Figures
+   found before a kill stay as they were.
 3. `--show` prints each file that the H100 left, with measured, expected and bound.
 """
 
