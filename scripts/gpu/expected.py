@@ -67,6 +67,7 @@ MEASURED = _h100(
 )
 ESTIMATES = _estimate(
     {
+        "swap.qwen2_5_7b/with_flag_s": 0.020,  # the cast alone, and one program's launch
         # Nodes of a step's graph in the compiled programs, with 1.3 microseconds between two of them.
         f"{_TIMELINE}16_context_1024/launches": (425, 460),
         f"{_TIMELINE}256_context_1024/launches": 490,

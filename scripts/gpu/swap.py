@@ -41,7 +41,10 @@ def cast(part: Part, models: dict[str, decoder.ModelConfig] | None = None, room:
 
 
 def timed(model: decoder.ModelConfig, count: int, bandwidth: float) -> dict[str, float]:
-    """Returns medians of seconds. Bytes are those that a cast reads and writes; the checks read the weights once more."""
+    """Returns medians of seconds. Bytes are those that a cast reads and writes.
+
+    In `swap_s` the engine reads the weights once more, to check them. In `with_flag_s` it is told that they are finite, as the
+    learner's commit tells it."""
     mesh = meshes.make_mesh()
     new = weights.drawn(model, jnp.float32, meshes.param_shardings(mesh, decoder.axes(model), "learner"))
     settings = EngineSettings(
@@ -57,17 +60,19 @@ def timed(model: decoder.ModelConfig, count: int, bandwidth: float) -> dict[str,
     )
     engine = RowEngine(model, new, mesh, settings, cost=any_cost((8,)))
     assert engine.device.case == "cast", engine.device.case
-    took = []
-    for version in range(1, TURNS + 2):
+    took: dict[bool, list[float]] = {False: [], True: []}
+    for version in range(1, 2 * (TURNS + 1) + 1):
+        told = version % 2 == 0
         begun = time.perf_counter()
-        engine.swap(new, version)
+        engine.swap(new, version, jnp.asarray(True) if told else None)
         jax.block_until_ready(engine.device.params)
-        took.append(time.perf_counter() - begun)
+        took[told].append(time.perf_counter() - begun)
     plain = timing.seconds(jax.jit(lambda tree: jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)), new, turns=1)
-    swap = statistics.median(took[1:])
+    swap, with_flag = (statistics.median(some[1:]) for some in took.values())
     return {
         "swap_s": swap,
         "gb_per_s": 6 * count / swap / 1e9,
+        "with_flag_s": with_flag,
         "plain_cast_s": plain,
         "floor_s": 6 * count / bandwidth,
         "share_of_bandwidth": 6 * count / bandwidth / swap,
