@@ -2,9 +2,9 @@
 
 - Ids lie in groups of GROUP. The k highest ids lie in the k groups with the highest peaks, so one pass and a small sort find the
   MOST highest ids. They answer every row whose k is below MOST.
-- For other rows, each pass splits what is left of a threshold's 32 bits by DIGIT bits: it counts, or weighs, the ids above each of
-  2 ** DIGIT keys at once. Six passes find a threshold, in place of 32. They run only where a row needs them. They are a kernel of
-  Pallas-Triton, because XLA would store the weights and read them beside the logits.
+- For other rows, each pass finds DIGIT more of a threshold's 32 bits. It counts, or weighs, the ids above each of 2 ** DIGIT keys at
+  once. Six passes find a threshold, in place of 32. They run only where a row needs them. They are a kernel of Pallas-Triton,
+  because XLA would store the weights and read them beside the logits.
 
 What a row gets follows from its own numbers alone. DIGIT changes no bit: a sum above a key is added in one order, whatever stands
 beside it. The law, ties and the order of floats are those of kernels/thresholds.py.

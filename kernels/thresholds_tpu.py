@@ -56,65 +56,33 @@ def keys(
 
 
 def _kernel(vocab: int) -> Callable:
-    chunks = -(-vocab // CHUNK)
-    column = lambda: lax.broadcasted_iota(jnp.int32, (ROWS, CHUNK), 1)  # noqa: E731
-
-    def place(chunk):
-        """Returns where a chunk begins, and which of its columns no earlier chunk has. The last one begins further left."""
-        begin = jnp.minimum(chunk * CHUNK, vocab - CHUNK)
-        return pl.ds(pl.multiple_of(begin, LANES), CHUNK), begin + column() >= chunk * CHUNK
-
-    def added(ref, term: Callable, start: Array, join: Callable = jnp.add) -> Array:
-        """Returns `join` over all chunks of term(values, place, own), lane by lane [ROWS, CHUNK]."""
-
-        def turn(chunk, total):
-            at, own = place(chunk)
-            return join(total, term(ref[:, at], at, own))
-
-        return lax.fori_loop(0, chunks, turn, start)
+    added = _walk(vocab)
 
     def kernel(logits_ref, wanted_ref, out_ref, keys_ref, weights_ref):
         heat, top_p = wanted_ref[:, 0:1], wanted_ref[:, 1:2]
-        top_k = lax.bitcast_convert_type(wanted_ref[:, 2:3], jnp.int32)
-        inverse_free = jnp.where(heat == 0, 1.0, heat)
+        heat, top_k = jnp.where(heat == 0, 1.0, heat), lax.bitcast_convert_type(wanted_ref[:, 2:3], jnp.int32)
+        fewest = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
 
         def keyed(logits, at, own):
             bits = lax.bitcast_convert_type(logits, jnp.int32)
             keys_ref[:, at] = bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))  # signed integers in the order of the floats
             return logits
 
-        none = jnp.full((ROWS, CHUNK), -jnp.inf, jnp.float32)
-        peak = jnp.max(added(logits_ref, keyed, none, jnp.maximum), axis=1, keepdims=True)
-
-        def largest(enough: Callable) -> Array:
-            """Returns the largest key for which the ids at or above it are enough, as in thresholds.largest."""
-
-            def turn(number, found):
-                higher = found | lax.shift_left(np.int32(1), np.int32(31) - number)
-                return jnp.where(enough(higher ^ LOWEST_KEY), higher, found)
-
-            return lax.fori_loop(0, 32, turn, jnp.zeros((ROWS, 1), jnp.int32))
-
         def counted(lowest):
-            def term(keys, at, own):
-                return jnp.where(own & (keys >= lowest), 1, 0)
-
-            total = added(keys_ref, term, jnp.zeros((ROWS, CHUNK), jnp.int32))
+            total = added(keys_ref, lambda keys, at, own: jnp.where(own & (keys >= lowest), 1, 0), zeros)
             return jnp.sum(total, axis=1, keepdims=True) >= fewest
 
-        fewest = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
-        of_k = jnp.where(top_k > 0, largest(counted), 0)
+        zeros, nothing = (jnp.zeros((ROWS, CHUNK), dtype) for dtype in (jnp.int32, jnp.float32))
+        peak = jnp.max(added(logits_ref, keyed, nothing - jnp.inf, jnp.maximum), axis=1, keepdims=True)
+        of_k = jnp.where(top_k > 0, _largest(counted), 0)
 
         def weighed(logits, at, own):
-            scaled = logits / inverse_free
-            weight = jnp.where(
-                own & (keys_ref[:, at] >= (of_k ^ LOWEST_KEY)), jnp.exp(scaled - peak / inverse_free), 0.0
-            )
+            there = own & (keys_ref[:, at] >= (of_k ^ LOWEST_KEY))
+            weight = jnp.where(there, jnp.exp(logits / heat - peak / heat), 0.0)
             # Columns of an earlier chunk keep what that chunk wrote.
             weights_ref[:, at] = jnp.where(own, weight, weights_ref[:, at])
             return weight
 
-        nothing = jnp.zeros((ROWS, CHUNK), jnp.float32)
         enough = top_p * jnp.sum(added(logits_ref, weighed, nothing), axis=1, keepdims=True)
 
         def massed(lowest):
@@ -123,8 +91,35 @@ def _kernel(vocab: int) -> Callable:
 
             return jnp.sum(added(keys_ref, term, nothing), axis=1, keepdims=True) >= enough
 
-        of_p = largest(massed)
+        of_p = _largest(massed)
         higher = jnp.where((of_p ^ LOWEST_KEY) > (of_k ^ LOWEST_KEY), of_p, of_k)
         out_ref[...] = jnp.broadcast_to(jnp.where(top_p < 1, higher, of_k), (ROWS, LANES))
 
     return kernel
+
+
+def _walk(vocab: int) -> Callable:
+    """Returns `added(ref, term, start, join)`: `join` over all chunks of term(numbers, place, own), lane by lane [ROWS, CHUNK].
+
+    The last chunk begins further left, where ids are no multiple of CHUNK. `own`: the columns that no earlier chunk has."""
+
+    def added(ref: Any, term: Callable, start: Array, join: Callable = jnp.add) -> Array:
+        def turn(chunk, total):
+            begin = pl.multiple_of(jnp.minimum(chunk * CHUNK, vocab - CHUNK), LANES)
+            at = pl.ds(begin, CHUNK)
+            own = begin + lax.broadcasted_iota(jnp.int32, (ROWS, CHUNK), 1) >= chunk * CHUNK
+            return join(total, term(ref[:, at], at, own))
+
+        return lax.fori_loop(0, -(-vocab // CHUNK), turn, start)
+
+    return added
+
+
+def _largest(enough: Callable[[Array], Array]) -> Array:
+    """Returns the largest key [ROWS, 1] for which the ids at or above it are enough. `enough` takes keys as signed integers."""
+
+    def turn(number, found):
+        higher = found | lax.shift_left(np.int32(1), np.int32(31) - number)
+        return jnp.where(enough(higher ^ LOWEST_KEY), higher, found)
+
+    return lax.fori_loop(0, 32, turn, jnp.zeros((ROWS, 1), jnp.int32))
