@@ -33,7 +33,7 @@ def without_kernels(device: Any) -> str:
 
 
 def without_flash(device: Any) -> str:
-    """Returns why a device does not run the kernels of packed rows, experts and recurrent rows, or an empty text. They need no wgmma."""
+    """Returns why a device does not run kernels that need no wgmma, or an empty text: packed rows, experts, recurrent rows, thresholds."""
     if device.platform not in GPU:
         return without_kernels(device)
     capability = str(getattr(device, "compute_capability", "unknown"))

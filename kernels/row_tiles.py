@@ -6,10 +6,14 @@ fewer rows than the others. Tiles are in the order of their rows, and idle tiles
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Int
+
+MANY = 2048  # rows, above which pairs of them cost more than a scan's kernels
 
 
 def most(rows: Any, size: int) -> int:
@@ -23,12 +27,20 @@ def of(rows: Any, size: int) -> Int[Array, "tiles 4"]:
     row, tile = (jnp.arange(n, dtype=jnp.int32) for n in (rows.slot.shape[0], most(rows, size)))
     follows = (rows.slot[1:] == rows.slot[:-1]) & rows.real[:-1]
     first = rows.real & ~jnp.concatenate([jnp.zeros(1, bool), follows])
-    # Sums over masks of all pairs: a scan or a scatter would be small kernels of its own, in every step.
-    earlier = row[None, :] <= row[:, None]
-    opens = rows.real & ((row - jnp.max(jnp.where(earlier & first, row, 0), axis=1)) % size == 0)
-    number = jnp.sum(earlier & opens, axis=1, dtype=jnp.int32)  # of a row's tile, from 1 on
+    opens = rows.real & ((row - _running(jnp.max, jnp.where(first, row, 0))) % size == 0)
+    number = _running(jnp.sum, opens.astype(jnp.int32))  # of a row's tile, from 1 on
     mine = (number == tile[:, None] + 1) & rows.real
     count, start = jnp.sum(mine, axis=1, dtype=jnp.int32), jnp.argmax(mine, axis=1).astype(jnp.int32)
     there = count > 0
     columns = (rows.slot[start], start, count, rows.position[start])
     return jnp.stack([jnp.where(there, x.astype(jnp.int32), 0) for x in columns], axis=-1)
+
+
+def _running(join: Callable, values: Int[Array, " R"]) -> Int[Array, " R"]:
+    """Returns `join`, jnp.max or jnp.sum, of the values up to each of them. None is below 0.
+
+    Few values are joined over a mask of all pairs: a scan would be small kernels of its own, in every step."""
+    if values.shape[0] > MANY:
+        return (lax.cummax if join is jnp.max else jnp.cumsum)(values)
+    at = jnp.arange(values.shape[0])
+    return join(jnp.where(at[None, :] <= at[:, None], values[None, :], 0), axis=1).astype(values.dtype)

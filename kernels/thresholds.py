@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 SIGN = np.uint32(1 << 31)
-GROUP = 32  # neighbouring ids of which `highest` looks at the peak first
+GROUP = 16  # neighbouring ids of which `highest` looks at the peak first
 
 
 def find(
@@ -125,8 +125,8 @@ def highest(logits: Float[Array, "R V"], count: int) -> tuple[Float[Array, "R co
 
 
 def keys_of(values: Float[Array, ...]) -> UInt32[Array, ...]:
-    """Returns unsigned integers in the order of the floats."""
-    bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
+    """Returns unsigned integers in the order of the floats. Zeros of both signs have one."""
+    bits = jax.lax.bitcast_convert_type(jnp.where(values == 0, 0.0, values), jnp.uint32)
     return jnp.where(bits >= SIGN, ~bits, bits | SIGN)
 
 

@@ -6,8 +6,7 @@
   once. Six passes find a threshold, in place of 32. They run only where a row needs them. They are a kernel of Pallas-Triton,
   because XLA would store the weights and read them beside the logits.
 
-What a row gets follows from its own numbers alone. DIGIT changes no bit: a sum above a key is added in one order, whatever stands
-beside it. The law, ties and the order of floats are those of kernels/thresholds.py.
+What a row gets follows from its own numbers alone. The law, ties and the order of floats are those of kernels/thresholds.py.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from jaxrl_post.kernels import thresholds
 from jaxrl_post.kernels.pallas_triton import pl, triton
 
-MOST = 128  # ids that rows with a top-k below it need
+MOST = 520  # a top-k below it needs no further pass; 512 is a usual one
 DIGIT = 6
 PARTS = 8  # of a row, each weighed by a program of its own
 BLOCK = 128  # ids of one turn: two threads keep the sums of one of them for 64 ends in registers
 ALIKE = 1e30  # the temperature at which all ids weigh 1
-NEEDS = f"at least {thresholds.GROUP * MOST} ids, on one device"
+NEEDS = f"more than {2 * thresholds.GROUP * MOST} ids, on one device"
 
 
 def serves(rows: int, vocab: int) -> bool:
-    return vocab >= thresholds.GROUP * MOST
+    return vocab > 2 * thresholds.GROUP * MOST
 
 
 def keys(
@@ -51,7 +50,7 @@ def keys(
     few = thresholds.keys_of(high)
     of_few = jnp.take_along_axis(few, jnp.clip(fewest - 1, 0, MOST - 1)[:, None], axis=1)[:, 0]
     # More ids may tie with the last of those that were found.
-    many = (top_k >= MOST) | ((top_k > 0) & (of_few == few[:, -1]))
+    many = (temperatures > 0) & ((top_k >= MOST) | ((top_k > 0) & (of_few == few[:, -1])))
 
     def counted(logits: Array) -> UInt32[Array, " R"]:
         numbers = jnp.broadcast_to(jnp.asarray([-jnp.inf, ALIKE, 0.0], jnp.float32), (len(logits), 3))
@@ -71,9 +70,9 @@ def keys(
         mass = jnp.cumsum(weight, axis=1)
         last = jnp.argmax(mass >= (top_p * mass[:, -1])[:, None], axis=1)
         of_p = jnp.take_along_axis(few, last[:, None], axis=1)[:, 0]
-    some = (top_p < 1) & (many | (top_k == 0))
+    some = (temperatures > 0) & (top_p < 1) & (many | (top_k == 0))
     with jax.named_scope("top_p"):
-        of_p = jnp.where(some, _where_needed(some, weighed, logits), of_p)
+        of_p = jnp.minimum(jnp.where(some, _where_needed(some, weighed, logits), of_p), few[:, 0])
     return jnp.where(top_p < 1, jnp.maximum(of_k, of_p), of_k)
 
 
@@ -95,9 +94,11 @@ def largest(
     while left:
         bits = min(DIGIT, left)
         left -= bits
-        made = sums(_values(found | (jnp.arange(1 << bits, dtype=jnp.uint32) << jnp.uint32(left))))
+        # Every pass has as many ends, so that a kernel adds in one order. The last one has some more than once.
+        digits = jnp.arange(1 << DIGIT, dtype=jnp.uint32) & jnp.uint32((1 << bits) - 1)
+        made = sums(_values(found | (digits << jnp.uint32(left))))
         wanted = least(made[:, 0])[:, None] if wanted is None else wanted  # the first end is below all ids
-        number = jnp.sum(made[:, 1:] >= wanted, axis=-1, keepdims=True, dtype=jnp.uint32)
+        number = jnp.sum(made[:, 1 : 1 << bits] >= wanted, axis=-1, keepdims=True, dtype=jnp.uint32)
         found = found | (number << jnp.uint32(left))
     return found[:, 0]
 

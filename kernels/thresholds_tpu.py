@@ -1,6 +1,6 @@
 """Thresholds of top-k and top-p on TPU: the logits of eight rows lie in the chip's own memory, and are read there 64 times.
 
-They arrive once. Bits of the law, ties and order of floats are those of kernels/thresholds.py. Sums of weights are added lane by
+They arrive once. The law, ties and the order of floats are those of kernels/thresholds.py. Sums of weights are added lane by
 lane, chunk after chunk, so a row's result depends on that row alone. Refuses shapes for which `serves` is False.
 """
 
@@ -37,9 +37,10 @@ def keys(
     *,
     interpret: Any = False,
 ) -> UInt32[Array, " R"]:
-    """Returns thresholds.Keys of the lowest allowed logit: that of top-k where top_p >= 1, and 0 where neither cuts."""
+    """Returns thresholds.keys_of the lowest allowed logit: that of top-k where top_p >= 1, and 0 where neither cuts."""
     rows, vocab = logits.shape
-    wanted = jnp.stack([temperatures, top_p, jax.lax.bitcast_convert_type(top_k, jnp.float32)], axis=1)
+    # As integers: a small top-k would be a float that a device may take for 0.
+    wanted = jnp.stack([*(lax.bitcast_convert_type(x, jnp.int32) for x in (temperatures, top_p)), top_k], axis=1)
     found = pl.pallas_call(
         _kernel(vocab),
         grid=(-(-rows // ROWS),),
@@ -52,19 +53,19 @@ def keys(
         ),
         interpret=interpret,
     )(logits, wanted)
-    return jax.lax.bitcast_convert_type(found[:, 0], jnp.uint32)
+    return lax.bitcast_convert_type(found[:, 0], jnp.uint32)
 
 
 def _kernel(vocab: int) -> Callable:
     added = _walk(vocab)
 
     def kernel(logits_ref, wanted_ref, out_ref, keys_ref, weights_ref):
-        heat, top_p = wanted_ref[:, 0:1], wanted_ref[:, 1:2]
-        heat, top_k = jnp.where(heat == 0, 1.0, heat), lax.bitcast_convert_type(wanted_ref[:, 2:3], jnp.int32)
+        heat, top_p = (lax.bitcast_convert_type(wanted_ref[:, at : at + 1], jnp.float32) for at in (0, 1))
+        heat, top_k = jnp.where(heat == 0, 1.0, heat), wanted_ref[:, 2:3]
         fewest = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
 
         def keyed(logits, at, own):
-            bits = lax.bitcast_convert_type(logits, jnp.int32)
+            bits = lax.bitcast_convert_type(jnp.where(logits == 0, 0.0, logits), jnp.int32)  # zeros of both signs tie
             keys_ref[:, at] = bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))  # signed integers in the order of the floats
             return logits
 

@@ -236,7 +236,7 @@ def test_comparisons_and_times_of_the_engines_kernels():
     drawing.against_reference(part, shapes=((4, 1100),))
     paged_attention.against_reference(part, shapes=((2, 100, 2),))
     drawing.times(part, rows_of=(4,), vocab=1100)
-    assert part.ok and len(part.bounds) == 10
+    assert part.ok and len(part.bounds) == 11
     told = part.figures["verify_sample.4_rows"]
     assert told["floor_ms"] == 1e3 * 4 * 4 * 1100 / 1e9
     np.testing.assert_allclose(told["share_of_bandwidth"], told["floor_ms"] / told["ms"])

@@ -71,7 +71,7 @@ class Program:
 
     `dtype`: of activations. `spread(attention)`: the same attention, run by each device on its own part.
     `spread_states(read)`: the same for recurrent_rows.read. `routing`: how rows come to their experts. `platforms`: those
-    whose kernels may be used. `of_states`: those whose kernel of recurrent rows may be."""
+    whose kernels may be used. `of_states`: those whose kernels of recurrent rows and of thresholds may be."""
 
     config: decoder.ModelConfig
     dtype: Any

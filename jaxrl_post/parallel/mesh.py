@@ -403,18 +403,16 @@ def by_state_heads(mesh: Mesh, cache: Any, read: Callable) -> Callable:
         shapes = [NamedSharding(mesh, spec).shard_shape(x.shape) for spec, x in zip(specs, arrays, strict=True)]
 
         def own(parts: Sequence[jax.Array], *others: Any) -> tuple[jax.Array, list[jax.Array]]:
-            whole = iter(parts)
-            mine = [
-                next(whole) if there else jnp.zeros(shape, x.dtype) for there, shape, x in zip(some, shapes, arrays)
-            ]
+            rest = iter(parts)
+            mine = [next(rest) if there else jnp.zeros(shape, x.dtype) for there, shape, x in zip(some, shapes, arrays)]
             out, after = read(jax.tree.unflatten(tree, mine), *others)
             return out, list(itertools.compress(jax.tree.leaves(after), some))
 
         parts = list(itertools.compress(specs, some))
         placed = jax.shard_map(own, mesh=mesh, in_specs=(parts, *of_others), out_specs=(heads, parts), check_vma=False)
         out, after = placed(list(itertools.compress(arrays, some)), *others)
-        whole = iter(after)
-        return out, jax.tree.unflatten(tree, [next(whole) if there else x for there, x in zip(some, arrays)])
+        rest = iter(after)
+        return out, jax.tree.unflatten(tree, [next(rest) if there else x for there, x in zip(some, arrays)])
 
     return run
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from gpu import timing
 from gpu.part import Part
 
-from jaxrl_post.kernels import sampling, thresholds, verify
+from jaxrl_post.kernels import choice, hardware, sampling, thresholds, verify
 
 ROWS = (32, 160, 1280)  # 32 rollouts; with 4 drafts; 256 rollouts with 4 drafts
 VOCABULARY = 152064
@@ -32,9 +34,12 @@ def against_reference(part: Part, shapes=((3, 1024), (160, 4100), (256, VOCABULA
         if not part.wants(f"verify_sample.cut_{rows}x{vocab}.max_plain_difference", 5.0):
             continue
         logits, seeds, at, heat = inputs(rows, vocab)
-        top_k = jnp.asarray(np.resize([0, 5, 50], rows), jnp.int32)
-        top_p = jnp.asarray(np.resize([1.0, 0.9], rows), jnp.float32)
-        lowests = {"whole": jnp.full(rows, -jnp.inf), "cut": jax.jit(thresholds.find)(logits, heat, top_k, top_p)}
+        top_k = jnp.asarray(np.resize([0, 5, 50, 512, 2 * vocab], rows), jnp.int32)
+        top_p = jnp.asarray(np.resize([1.0, 0.9, 0.99], rows), jnp.float32)
+        here, other = (finding(rows, vocab, bisected=one)(logits, heat, top_k, top_p) for one in (False, True))
+        lowests = {"whole": jnp.full(rows, -jnp.inf), "cut": here}
+        others = np.any(np.asarray((logits >= here[:, None]) != (logits >= other[:, None])), axis=1)
+        part.figure(f"thresholds.{rows}x{vocab}.rows_cut_elsewhere", int(others.sum()), at_most=max(1, rows // 100))
         for name, lowest in lowests.items():
             got, want = (
                 jax.jit(run)(logits, seeds, at, heat, lowest) for run in (verify.verify_sample, sampling.sample)
@@ -47,6 +52,13 @@ def against_reference(part: Part, shapes=((3, 1024), (160, 4100), (256, VOCABULA
                 part.figure(f"{key}.max_{field}_difference", float(gap.max()), at_most=1e-3)
 
 
+def finding(rows: int, vocab: int, *, bisected: bool = False) -> Callable:
+    """Returns what finds thresholds in a run on this device, or the bisection. On a CPU that is the same."""
+    platforms = hardware.platforms(jax.devices()[0], hardware.without_flash)
+    forms = {} if bisected else choice.of_thresholds(rows, vocab, None, platforms)
+    return jax.jit(lambda *cuts: thresholds.find(*cuts, forms))
+
+
 def times(part: Part, rows_of=ROWS, vocab: int = VOCABULARY) -> None:
     """Times the kernel, its reference, and the thresholds of top-k and top-p."""
     for rows in rows_of:
@@ -56,7 +68,10 @@ def times(part: Part, rows_of=ROWS, vocab: int = VOCABULARY) -> None:
         given = inputs(rows, vocab)
         floor = 4 * rows * vocab / part.bandwidth
         took = timing.seconds(jax.jit(verify.verify_sample), *given)
-        cut = jnp.full(rows, 50, jnp.int32), jnp.full(rows, 0.9, jnp.float32)
+        few, many, none = (jnp.full(rows, k, jnp.int32) for k in (50, 2000, 0))
+        share = jnp.full(rows, 0.9, jnp.float32)
+        here, bisected = (finding(rows, vocab, bisected=one) for one in (False, True))
+
         part.figure(
             key,
             {
@@ -64,6 +79,9 @@ def times(part: Part, rows_of=ROWS, vocab: int = VOCABULARY) -> None:
                 "floor_ms": 1e3 * floor,
                 "share_of_bandwidth": floor / took,
                 "reference_ms": 1e3 * timing.seconds(jax.jit(sampling.sample), *given),
-                "thresholds_ms": 1e3 * timing.seconds(jax.jit(thresholds.find), given[0], given[3], *cut),
+                "thresholds_ms": 1e3 * timing.seconds(here, given[0], given[3], few, share),
+                "thresholds_top_p_alone_ms": 1e3 * timing.seconds(here, given[0], given[3], none, share),
+                "thresholds_top_k_2000_ms": 1e3 * timing.seconds(here, given[0], given[3], many, share),
+                "thresholds_bisected_ms": 1e3 * timing.seconds(bisected, given[0], given[3], few, share),
             },
         )
