@@ -39,12 +39,12 @@ def reference_lines(
     page: int,
     rows: int,
     vocab: int,
-    cut_on: int = 0,
+    cut_ways: int = 0,
 ) -> list[str]:
     """Returns a line for each part without a kernel, with the reason. On a CPU there are none.
 
     codes: the dtype of keys and values in 8 bits; None: they have `dtype`. heads, kv_heads, vocab: the share of one device.
-    cut_on: the devices that share a vocabulary which top-k or top-p may cut; 0: neither does.
+    cut_ways: devices over which a vocabulary is split that top-k or top-p may cut; 0: neither does.
     """
     if device.platform == "cpu":
         return []
@@ -64,10 +64,10 @@ def reference_lines(
             "a device"
         )
     finding = OF_THRESHOLDS[platform]
-    if cut_on and not (cut_on == 1 and finding.serves(rows, vocab)):
+    if cut_ways and not (cut_ways == 1 and finding.serves(rows, vocab)):
         lines.append(
             f"kernels: bisection finds the cuts of top-k and top-p, in 64 passes over the logits. Fewer need {finding.NEEDS}; "
-            f"here are {vocab} ids a device on {cut_on}"
+            f"here are {vocab} ids a device on {cut_ways}"
         )
     return lines
 

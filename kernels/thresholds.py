@@ -117,9 +117,8 @@ def highest(logits: Float[Array, "R V"], count: int) -> tuple[Float[Array, "R co
     if groups <= 2 * count:
         return tuple(jax.lax.top_k(logits, count))
     grouped = jnp.pad(logits, ((0, 0), (0, groups * GROUP - vocab)), constant_values=-jnp.inf).reshape(rows, groups, -1)
-    first = jnp.sort(
-        jax.lax.top_k(jnp.max(grouped, axis=-1), count)[1], axis=-1
-    )  # in the order of ids, for those that tie
+    # In the order of ids, for those that tie.
+    first = jnp.sort(jax.lax.top_k(jnp.max(grouped, axis=-1), count)[1], axis=-1)
     values, at = jax.lax.top_k(jnp.take_along_axis(grouped, first[..., None], axis=1).reshape(rows, -1), count)
     return values, jnp.take_along_axis(first, at // GROUP, axis=-1) * GROUP + at % GROUP
 

@@ -28,10 +28,18 @@ def python(root: Path, show: str) -> Path:
     return root / ".venv-aot" / "bin" / "python"
 
 
+def told(record, python: Path, file: str, *words: str) -> dict:
+    """Returns what a script of the compile tier says under these words: its last line, as JSON. It is kept as finished work."""
+
+    def said() -> dict:
+        return json.loads(record.said(file, *words, timeout_s=LIMIT_S, python=python).splitlines()[-1])
+
+    return record.cached("-".join(words), said)
+
+
 def whole_program(record, python: Path, *words: str) -> dict:
     """Returns what scripts/compile_tier/whole_programs.py says of a program."""
-    said = record.said("scripts/compile_tier/whole_programs.py", *words, timeout_s=LIMIT_S, python=python)
-    return json.loads(said.splitlines()[-1])
+    return told(record, python, "scripts/compile_tier/whole_programs.py", *words)
 
 
 def whole_programs(
@@ -49,11 +57,8 @@ def whole_programs(
 
     named = [(one, model, where) for model, slices in models.items() for where in slices for one in PROGRAMS]
 
-    def told(words: tuple[str, ...]) -> dict:
-        return record.cached("-".join(words), lambda: whole_program(record, python, *words))
-
     for program, model, where in named:
-        found = told((program, model, where))
+        found = whole_program(record, python, program, model, where)
         layers = len(PRESETS[model].expert_layers) if program == "rows" else 1
         bounds = {
             "cpu_s": {"at_most": CPU_S},

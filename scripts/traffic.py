@@ -61,6 +61,11 @@ class Traffic:
         return sum(one.bytes * one.turns for one in self.collectives)
 
 
+def launched(program: Program) -> Iterator[Run]:
+    """Yields what a device runs: each instruction but those that only name, hold or order things."""
+    yield from (run for run in program.runs() if run.line.operation not in FREE)
+
+
 def count(text: str, kernels: Mapping[str, Kernel] | None = None) -> Traffic:
     """Returns what a compiled program costs on one device.
 

@@ -115,7 +115,7 @@ class RacingEngine:
             request.rollout_id, request.prompt, tokens, finish=finish, clock=(0, self.clock), versions=versions
         )
 
-    def swap(self, params, version):
+    def swap(self, params, version, finite=None):
         assert version > self.version and not self.live, "a round ends with nothing on its way"
         self.version = version
 

@@ -65,9 +65,9 @@ def test_these_run_the_references_and_say_why(one, reason):
         (H100, dict(vocab=2053), ["samples. The cuda kernel needs at least"]),
         (V5E, dict(head_dim=64), []),
         (V5E, dict(head_dim=96, vocab=200), ["attention. The tpu kernel needs", "samples. The tpu kernel needs"]),
-        (H100, dict(cut_on=1), []),
-        (V5E, dict(cut_on=1), []),
-        (V5E, dict(cut_on=4, vocab=38016), ["in 64 passes over the logits. Fewer need a multiple of 128 ids"]),
+        (H100, dict(cut_ways=1), []),
+        (V5E, dict(cut_ways=1), []),
+        (V5E, dict(cut_ways=4, vocab=38016), ["in 64 passes over the logits. Fewer need a multiple of 128 ids"]),
         (CPU, dict(head_dim=20, page=3), []),
     ],
 )

@@ -92,7 +92,7 @@ class ToyEngine:
             request.rollout_id, request.prompt, tokens, clock=(0, self.clock), versions=zeros + self.version
         )
 
-    def swap(self, params, version):
+    def swap(self, params, version, finite=None):
         assert version > self.version
         self.calls.append(("swap", version))
         self.version = version

@@ -124,9 +124,8 @@ class Programs:
         run = functools.partial(dispatch, program)
         run = jax.jit(run, donate_argnums=2, out_shardings=(self._placed, self._whole), compiler_options=self._options)
         given = params, tables, state, self._ints((s.replicas, s.slots, TABLE + s.blocks)), self._ints((3,))
-        with jax.sharding.use_abstract_mesh(
-            self.mesh.abstract_mesh
-        ):  # names the device to kernels of Triton where there is none
+        # The mesh names the device to kernels of Triton where there is none.
+        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             return run.lower(*given).compile()
 
     def _insert_program(self, drafter: Drafter) -> Callable:

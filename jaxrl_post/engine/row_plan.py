@@ -40,9 +40,8 @@ def level_fill(xp, wants: Array, budget: Array, order: Array, rounds: int) -> Ar
     matter."""
     levels = xp.arange(1, 1 << rounds, dtype=wants.dtype)
     affordable = xp.sum(xp.minimum(wants[None, :], levels[:, None]), axis=1) <= budget
-    level = xp.sum(
-        affordable.astype(wants.dtype)
-    )  # shares do not shrink as the level rises, so this is the highest one
+    # Shares do not shrink as the level rises, so the number of levels is the highest one.
+    level = xp.sum(affordable.astype(wants.dtype))
     share = xp.minimum(wants, level)
     more = (wants > level).astype(share.dtype)[order]
     left = budget - xp.sum(share)

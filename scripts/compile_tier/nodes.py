@@ -21,13 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 SLOTS, PAGE, BLOCKS, STEPS, TARGET = 256, 64, 67, 32, "sm_90"
 FEW, MORE = 2, 4  # layers
-FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all"}
 
 
 def kernels(preset: str, rows: int, layers: int) -> list[tuple[str, int]]:
     """Returns of each kernel of a step the name of what made it, and the bytes of a copy. 0: it is none."""
     import compiled_text
     import test_programs
+    import traffic
     from targets import TARGETS
 
     from jaxrl_post.models.presets import PRESETS
@@ -37,8 +37,8 @@ def kernels(preset: str, rows: int, layers: int) -> list[tuple[str, int]]:
     programs, _ = test_programs.programs_of(model, chip.mesh(chip.rows), (rows,), steps_per_dispatch=STEPS, **sizes)
     text = compiled_text.read(programs.compiled[f"dispatch_{rows}"].as_text())
     found = []
-    for run in text.runs():
-        if run.loops and run.line.operation not in FREE:
+    for run in traffic.launched(text):
+        if run.loops:
             copied = sum(one.bytes for one in run.line.arrays) if _copies(text, run) else 0
             found.append((named(run.line), copied))
     return found

@@ -68,7 +68,8 @@ def commit(where: str) -> dict[str, float]:
         "_apart": lambda tree: sound(jax.lax.optimization_barrier(tree)),
     }
     counts, moved = {}, {}
-    for name, weight_sync.all_finite in ways.items():
+    for name, says in ways.items():
+        weight_sync.all_finite = says  # what the next program says of its weights
         program, shapes = learner.jitted()["commit"]
         text = program.lower(*shapes).compile().as_text()
         counts[f"kernels{name}"], moved[name] = kernels(text), traffic.count(text).bytes()
@@ -93,7 +94,7 @@ def kernels(text: str) -> int:
     import compiled_text
     import traffic
 
-    return sum(run.turns for run in compiled_text.read(text).runs() if run.line.operation not in traffic.FREE)
+    return sum(run.turns for run in traffic.launched(compiled_text.read(text)))
 
 
 def read(text: str) -> int:
@@ -103,8 +104,7 @@ def read(text: str) -> int:
 
     return sum(
         array.bytes * run.turns
-        for run in compiled_text.read(text).runs()
-        if run.line.operation not in traffic.FREE
+        for run in traffic.launched(compiled_text.read(text))
         for line in run.inside.given(run.line)
         if line.operation == "parameter"
         for array in line.arrays

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import compilers
@@ -30,16 +29,8 @@ ENGINES, GROWTH_MIB = ("v5p", "sm_90"), 4.0
 
 def show(record) -> None:
     python, begun = compilers.python(record.root, "compile-long"), time.monotonic()
-
-    def counted(script: str, *words: str) -> dict:
-        def said() -> dict:
-            file, limit = f"scripts/compile_tier/{script}.py", compilers.LIMIT_S
-            return json.loads(record.said(file, *words, timeout_s=limit, python=python).splitlines()[-1])
-
-        return record.cached(words[0], said)
-
     for choice, where in PROGRAMS.items():
-        found = counted("long_rows", choice, where)
+        found = compilers.told(record, python, "scripts/compile_tier/long_rows.py", choice, where)
         bounds = {
             "memory_mib": {"at_most": found["hbm_mib"]},
             "cpu_s": {"at_most": compilers.CPU_S},
@@ -49,7 +40,7 @@ def show(record) -> None:
         for name, value in found.items():
             record.figure(f"{choice}.{name}", round(value, 4), **bounds.get(name, {}))
     for target in ENGINES:
-        for name, value in counted("long_texts", target).items():
+        for name, value in compilers.told(record, python, "scripts/compile_tier/long_texts.py", target).items():
             bound = {"at_most": GROWTH_MIB} if "more_than" in name else {}
             record.figure(f"engine_{target}.{name}", round(value, 3), **bound)
     record.figure("minutes", (time.monotonic() - begun) / 60, at_most=LIMIT_MINUTES)

@@ -9,14 +9,12 @@
 
 from __future__ import annotations
 
-import json
-
 import compilers
 import planted
 
 MINUTES = 12.0
 PLATFORM = "cpu"
-SOURCES = ("scripts/compile_tier", "scripts/compilers.py", "scripts/compiled_text.py", "scripts/traffic.py")
+SOURCES = ("scripts/compile_tier",)
 TARGETS, ROWS, OVER = ("sm_90", "v6e"), (64, 256), 1.15
 TESTS = "tests/test_kernels_thresholds.py"
 FAULTS = ("thresholds", "thresholds_gpu", "thresholds_tpu")
@@ -26,13 +24,8 @@ def show(record) -> None:
     python = compilers.python(record.root, "cuts")
     for target in TARGETS:
         for rows in ROWS:
-            words = target, str(rows)
-
-            def said(words: tuple[str, ...] = words) -> dict:
-                file, limit = "scripts/compile_tier/cuts.py", compilers.LIMIT_S
-                return json.loads(record.said(file, *words, timeout_s=limit, python=python).splitlines()[-1])
-
-            for name, value in record.cached("-".join(words), said).items():
+            found = compilers.told(record, python, "scripts/compile_tier/cuts.py", target, str(rows))
+            for name, value in found.items():
                 bound = {"at_most": OVER} if name.endswith("over_uncut") else {}
                 record.figure(f"{target}.{rows}_rows.{name}", round(value, 4), **bound)
     record.figure("tests_passed", record.passed(TESTS, ""), at_least=9)

@@ -10,8 +10,6 @@ The planted fault is the loop in jnp, which moves states in every turn. The coun
 
 from __future__ import annotations
 
-import json
-
 import compilers
 import learning
 
@@ -37,15 +35,11 @@ BOUNDS = {
 
 def show(record) -> None:
     python = compilers.python(record.root, "hybrid-speculation")
-
-    def compiled(*words: str) -> dict:
-        said = record.said("scripts/compile_tier/recurrent.py", *words, timeout_s=LIMIT_S, python=python)
-        return json.loads(said.splitlines()[-1])
-
+    file = "scripts/compile_tier/recurrent.py"
     for target in TARGETS:
-        for name, value in record.cached(target, lambda target=target: compiled(target)).items():
+        for name, value in compilers.told(record, python, file, target).items():
             record.figure(f"{target}.{name}", round(value, 4), **BOUNDS.get(name, {}))
-        planted = record.cached(f"{target}-planted", lambda target=target: compiled(target, "planted"))
+        planted = compilers.told(record, python, file, target, "planted")
         record.figure(f"{target}.planted_lines_that_move_states", planted["lines_that_move_states"], at_least=2)
 
     same = learning.recipe(record, HYBRID)

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -89,12 +88,7 @@ def _bytes(record) -> None:
 
 
 def _step(record, python: Path, target: str, rows: int, form: str) -> dict:
-    def counted() -> dict:
-        words = "scripts/compile_tier/eight_bits.py", target, str(rows), form
-        said = record.said(*words, timeout_s=compilers.LIMIT_S, python=python)
-        return json.loads(said.splitlines()[-1])
-
-    return record.cached(f"{target}-{rows}-{form}", counted)
+    return compilers.told(record, python, "scripts/compile_tier/eight_bits.py", target, str(rows), form)
 
 
 def _policies(record) -> dict:

@@ -7,13 +7,11 @@ compiler with it and without it stand side by side.
 
 from __future__ import annotations
 
-import json
-
 import compilers
 
 MINUTES = 25.0
 PLATFORM = "cpu"
-SOURCES = ("scripts/compile_tier", "scripts/compilers.py", "scripts/compiled_text.py")
+SOURCES = ("scripts/compile_tier",)
 DENSE, RECURRENT, EXPERTS = "qwen2_5_1_5b", "qwen3_5_0_8b", "qwen3_30b_a3b"
 COMPILED = (
     *((part, DENSE, target) for target in ("v5e", "v6e") for part in ("engine", "scoring", "learner")),
@@ -24,24 +22,16 @@ PLANTED = ("planted", DENSE, "v6e")
 
 def show(record) -> None:
     python = compilers.python(record.root, "serial-loops")
-
-    def told(words: tuple[str, ...]) -> dict:
-        def said() -> dict:
-            file = "scripts/compile_tier/serial_loops.py"
-            return json.loads(record.said(file, *words, timeout_s=compilers.LIMIT_S, python=python).splitlines()[-1])
-
-        return record.cached("-".join(words), said)
-
-    programs = 0
+    file, programs = "scripts/compile_tier/serial_loops.py", 0
     for words in COMPILED:
         part, model, target = words
-        found = told(words)
+        found = compilers.told(record, python, file, *words)
         programs += len(found["loops"])
         for program, loops in found["loops"].items():
             record.figure(f"{model}.{target}.{part}.{program}", loops, equals=[])
         record.figure(f"{model}.{target}.{part}.cpu_s", round(found["cpu_s"], 1))
     record.figure("programs", programs, at_least=30)
-    found, sound = told(PLANTED), told(("scoring", *PLANTED[1:]))
+    found, sound = (compilers.told(record, python, file, part, *PLANTED[1:]) for part in (PLANTED[0], "scoring"))
     loops = [one for some in found["loops"].values() for one in some]
     record.figure("planted.loops", len(loops), at_least=1)
     record.figure("planted.name", loops[0]["name"] if loops else "")

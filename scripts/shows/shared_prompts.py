@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
@@ -109,13 +108,7 @@ def _work(record) -> None:
     for prompt, fewer in FEWER.items():
         for where in ("v6e-16", "8xh100"):
             words = (where, str(prompt), "512", str(TOKENS[prompt]))
-
-            def counted(words=words) -> dict:
-                script = "scripts/compile_tier/shared_prompts.py"
-                said = record.said(script, *words, timeout_s=compilers.LIMIT_S, python=python)
-                return json.loads(said.splitlines()[-1])
-
-            found = record.cached("-".join(words), counted)
+            found = compilers.told(record, python, "scripts/compile_tier/shared_prompts.py", *words)
             for name, value in found.items():
                 bound = {"at_least": fewer} if name == "fewer_flop" else {}
                 record.figure(f"{where}_{prompt}_{name}", round(value, 4), **bound)

@@ -12,7 +12,6 @@ What a live swap costs in seconds is in `swap-live`.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator
 
@@ -29,42 +28,30 @@ from jaxrl_post.parallel import weight_sync
 MINUTES = 4.0
 LIMIT_MINUTES = 30.0
 PLATFORM = "cpu"
-SOURCES = (
-    "scripts/compile_tier",
-    "scripts/compilers.py",
-    "scripts/compiled_text.py",
-    "scripts/collectives.py",
-    "scripts/traffic.py",
-)
+SOURCES = ("scripts/compile_tier",)
 SWAPPED, COMMITTED = "h100", ("h100", "v5e-16")
 EXTRA_KERNELS, READ, MOVED, APART = 10, 1.01, 1.02, 1.05
 
 
 def show(record) -> None:
     begun = time.monotonic()
-    said, unsaid = _run(record)
+    with_flag, without_flag = _run(record)
     python = compilers.python(record.root, "swap")
-
-    def counted(subject: str, where: str) -> dict:
-        def told() -> dict:
-            file, limit = "scripts/compile_tier/swaps.py", compilers.LIMIT_S
-            return json.loads(record.said(file, subject, where, timeout_s=limit, python=python).splitlines()[-1])
-
-        return record.cached(f"{subject}-{where}", told)
-
-    found = counted("swap", SWAPPED)
+    file = "scripts/compile_tier/swaps.py"
+    found = compilers.told(record, python, file, "swap", SWAPPED)
     more = {
-        name: found["cast." + name] + (said - 1) * found["check." + name] for name in ("kernels", "read_over_weights")
+        name: found["cast." + name] + (with_flag - 1) * found["check." + name]
+        for name in ("kernels", "read_over_weights")
     }
     record.figure("swap.kernels", more["kernels"], at_most=found["leaves"] + EXTRA_KERNELS)
     record.figure("swap.read_over_weights", more["read_over_weights"], at_most=READ)
-    twice = found["cast.kernels"] + (unsaid - 1) * found["check.kernels"]
-    record.figure("swap.kernels_unsaid", twice, at_least=found["leaves"] + EXTRA_KERNELS + 1)
+    twice = found["cast.kernels"] + (without_flag - 1) * found["check.kernels"]
+    record.figure("swap.kernels_without_flag", twice, at_least=found["leaves"] + EXTRA_KERNELS + 1)
     for name, value in found.items():
         record.figure(f"swap.{name}", round(value, 4))
     for where in COMMITTED:
         bounds = {"moved_over_without": {"at_most": MOVED}, "planted_apart_over_without": {"at_least": APART}}
-        for name, value in counted("commit", where).items():
+        for name, value in compilers.told(record, python, file, "commit", where).items():
             record.figure(f"commit.{where}.{name}", round(value, 6), **bounds.get(name, {}))
     record.figure("minutes", (time.monotonic() - begun) / 60, at_most=LIMIT_MINUTES)
 
@@ -83,7 +70,7 @@ def _run(record) -> tuple[int, int]:
         same = [(held == new.astype(jnp.bfloat16)).all() for held, new in _pairs(engine, learner)]
         record.figure(f"run.leaves_that_differ_{version}", sum(not one for one in same), equals=0)
     record.figure("run.programs", counts[0], equals=1)
-    record.figure("run.programs_unsaid", counts[1], equals=2)
+    record.figure("run.programs_without_flag", counts[1], equals=2)
 
     asked = lab.requests(8, vocab=learner._recipe.model.vocab_size, longest_prompt=20, longest=24)
     before = lab.run(engine, asked)

@@ -364,7 +364,7 @@ def references(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, layout: Layo
     ways, rows = layout.tensor, max(sizes.row_sizes)
     codes = None if sizes.kv == eight_bits.AUTO else eight_bits.FORMATS[sizes.kv].dtype
     fixed = dict(heads=model.heads // ways, page=sizes.page_size, rows=rows, vocab=model.vocab_size // ways)
-    fixed |= dict(cut_on=ways * sizes.restricted)
+    fixed |= dict(cut_ways=ways * sizes.restricted)
     lines = [
         line
         for K, H in cache_kinds.shapes(model.kept)
