@@ -25,9 +25,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
-from jaxrl_post.kernels import coded_gpu, eight_bits, row_tiles
+from jaxrl_post.kernels import coded_gpu, eight_bits, row_tiles, small_arrays
 from jaxrl_post.kernels.pallas_gpu import pl, plgpu
 from jaxrl_post.kernels.sinks import joined
 
@@ -87,7 +87,7 @@ def attention(
     packed = (q * scale).reshape(R, K, group, H).transpose(1, 0, 2, 3)
     packed = jnp.pad(packed, ((0, 0), (0, 0), (0, padded - group), (0, 0))).reshape(K, R * padded, H)
     packed = jnp.pad(packed, ((0, 0), (0, TILE), (0, 0)))  # the last tile reads beyond the rows
-    tiles, how = row_tiles.of(rows, TILE // padded), dict(padded=padded, window=window, soft_cap=soft_cap)
+    tiles, how = _tiles(rows, TILE // padded, interpret), dict(padded=padded, window=window, soft_cap=soft_cap)
     how |= dict(stretch=stretch, stretches=-(-places // stretch))
     if scales is None:
         pieces = max(1, PLACE // pages.shape[1])
@@ -105,6 +105,13 @@ def attention(
         own = jnp.pad(sinks.astype(jnp.float32).reshape(K, 1, group), ((0, 0), (0, 0), (0, padded - group)))
     out = _combined(out, peak, mass, own, rows, stretch * PLACE, window)
     return out[:, :, :group].reshape(R, N, H).astype(q.dtype)
+
+
+def _tiles(rows: Any, size: int, interpret: Any) -> Int[Array, "tiles 4"]:
+    """Returns row_tiles.of, by one kernel."""
+    joined = functools.partial(row_tiles.joined, size, row_tiles.most(rows, size))
+    given = rows.slot, rows.position, rows.real
+    return small_arrays.run_as_kernel(joined, given, interpret=interpret is not None)
 
 
 def _combined(

@@ -17,6 +17,7 @@ from jaxrl_post.kernels import (
     grouped,
     hardware,
     recurrent,
+    small_arrays,
     thresholds,
     thresholds_gpu,
     thresholds_tpu,
@@ -112,6 +113,18 @@ def of_thresholds(
     return {
         name: placed(one.keys) for name, one in OF_THRESHOLDS.items() if name in platforms and one.serves(rows, vocab)
     }
+
+
+def of_small_arrays(device: Any, spread: Callable) -> Callable:
+    """Returns the form of small_arrays.run that `device` runs. spread: of a function that each device computes for its replica."""
+    if device.platform not in hardware.GPU or hardware.without_flash(device):
+        return small_arrays.run
+
+    def run(function: Callable, values: Any, tables: Any = (), in_place: int = 0) -> Any:
+        form = small_arrays.one_by_one(small_arrays.run_as_kernel)
+        return spread(functools.partial(form, function, in_place=in_place))(values, tuple(tables))
+
+    return run
 
 
 def of_experts(device: Any) -> Callable:

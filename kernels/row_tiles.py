@@ -6,12 +6,11 @@ fewer rows than the others. Tiles are in the order of their rows, and idle tiles
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 MANY = 2048  # rows, above which pairs of them cost more than a scan's kernels
 
@@ -24,23 +23,39 @@ def most(rows: Any, size: int) -> int:
 
 def of(rows: Any, size: int) -> Int[Array, "tiles 4"]:
     """Returns, for each tile: slot, first row, number of rows (0: an idle tile), position of the first row."""
-    row, tile = (jnp.arange(n, dtype=jnp.int32) for n in (rows.slot.shape[0], most(rows, size)))
-    follows = (rows.slot[1:] == rows.slot[:-1]) & rows.real[:-1]
-    first = rows.real & ~jnp.concatenate([jnp.zeros(1, bool), follows])
-    opens = rows.real & ((row - _running(jnp.max, jnp.where(first, row, 0))) % size == 0)
-    number = _running(jnp.sum, opens.astype(jnp.int32))  # of a row's tile, from 1 on
-    mine = (number == tile[:, None] + 1) & rows.real
-    count, start = jnp.sum(mine, axis=1, dtype=jnp.int32), jnp.argmax(mine, axis=1).astype(jnp.int32)
-    there = count > 0
-    columns = (rows.slot[start], start, count, rows.position[start])
-    return jnp.stack([jnp.where(there, x.astype(jnp.int32), 0) for x in columns], axis=-1)
+    return joined(size, most(rows, size), (rows.slot, rows.position, rows.real))
 
 
-def _running(join: Callable, values: Int[Array, " R"]) -> Int[Array, " R"]:
-    """Returns `join`, jnp.max or jnp.sum, of the values up to each of them. None is below 0.
+def joined(size: int, most: int, rows: tuple[Array, Array, Array]) -> Int[Array, "tiles 4"]:
+    """Returns what `of` does, from slot, position and whether a row is real. A function for kernels/small_arrays.py."""
+    (slot, position, real), row = rows, jnp.arange(rows[0].shape[0], dtype=jnp.int32)
+    opens = real & (_rank(slot, real) % size == 0)
+    number = _running(opens.astype(jnp.int32))  # of a row's tile, from 1 on
+    mine = (number == jnp.arange(most, dtype=jnp.int32)[:, None] + 1) & real
+    first = mine & opens
+    from_first = (jnp.sum(jnp.where(first, x, 0), axis=1, dtype=jnp.int32) for x in (slot, row, position))
+    slot, start, position = from_first
+    columns = slot, start, jnp.sum(mine, axis=1, dtype=jnp.int32), position
+    place = jnp.arange(len(columns))
+    return sum(jnp.where(place == at, x[:, None], 0) for at, x in enumerate(columns))
 
-    Few values are joined over a mask of all pairs: a scan would be small kernels of its own, in every step."""
+
+def _rank(slot: Int[Array, " R"], real: Bool[Array, " R"]) -> Int[Array, " R"]:
+    """Returns the place of each row among the rows of its slot, of which real ones come first."""
+    row = jnp.arange(slot.shape[0], dtype=jnp.int32)
+    if slot.shape[0] > MANY:
+        follows = (slot[1:] == slot[:-1]) & real[:-1]
+        first = real & ~jnp.concatenate([jnp.zeros(1, bool), follows])
+        return row - lax.cummax(jnp.where(first, row, 0))
+    before = (row[None, :] < row[:, None]) & (slot[None, :] == slot[:, None]) & real[None, :]
+    return jnp.sum(before, axis=1, dtype=jnp.int32)
+
+
+def _running(values: Int[Array, " R"]) -> Int[Array, " R"]:
+    """Returns the sum of the values up to each of them.
+
+    Few values are summed over a mask of all pairs: a scan would be small kernels of its own, in every step."""
     if values.shape[0] > MANY:
-        return (lax.cummax if join is jnp.max else jnp.cumsum)(values)
+        return jnp.cumsum(values)
     at = jnp.arange(values.shape[0])
-    return join(jnp.where(at[None, :] <= at[:, None], values[None, :], 0), axis=1).astype(values.dtype)
+    return jnp.sum(jnp.where(at[None, :] <= at[:, None], values[None, :], 0), axis=1, dtype=values.dtype)

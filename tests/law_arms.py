@@ -15,7 +15,7 @@ import numpy as np
 import sampler
 import scipy.stats
 
-from jaxrl_post.engine import row_program
+from jaxrl_post.engine import row_numbers, row_program
 from jaxrl_post.kernels import sampling, threefry, thresholds
 from jaxrl_post.ring.types import Prompt, Request, RolloutId, Sampling
 
@@ -141,8 +141,8 @@ def a_draft_accepted_by_a_coin(monkeypatch):
         coin = (threefry.first_word(jnp, *words) & 1) == 1
         return real(plan, guess, jnp.where((guess >= 0) & coin, guess, sampled), ended)
 
-    real = row_program._accept
-    monkeypatch.setattr(row_program, "_accept", accept)
+    real = row_numbers.accept
+    monkeypatch.setattr(row_numbers, "accept", accept)
 
 
 def top_p_without_the_last_id(monkeypatch):

@@ -10,7 +10,7 @@ import engine_lab as lab
 import numpy as np
 import pytest
 
-from jaxrl_post.engine import bit_probe, row_program
+from jaxrl_post.engine import bit_probe, row_numbers, row_program
 from jaxrl_post.engine.host import packing
 from jaxrl_post.engine.host.admission import Admission
 from jaxrl_post.engine.host.sequence import SequenceState
@@ -390,9 +390,9 @@ def position_off_by_one_after_a_park(monkeypatch):
 
 
 def draft_not_compared_at_eos(monkeypatch):
-    real = row_program._accept
+    real = row_numbers.accept
     monkeypatch.setattr(
-        row_program, "_accept", lambda plan, guess, sampled, ended: real(plan, guess, sampled, ended & False)
+        row_numbers, "accept", lambda plan, guess, sampled, ended: real(plan, guess, sampled, ended & False)
     )
 
 
@@ -401,8 +401,8 @@ def verify_keeps_the_mismatched_token(monkeypatch):
         _, counts, match = real(plan, guess, sampled, ended)
         return row_program.jnp.where(guess >= 0, guess, sampled), counts, match
 
-    real = row_program._accept
-    monkeypatch.setattr(row_program, "_accept", accept)
+    real = row_numbers.accept
+    monkeypatch.setattr(row_numbers, "accept", accept)
 
 
 def stale_prompt_page_after_a_swap(monkeypatch):

@@ -89,6 +89,7 @@ class Programs:
             platforms=hardware.platforms(mesh.devices.flat[0]),
             of_states=hardware.platforms(mesh.devices.flat[0], hardware.without_flash),
         )
+        self._small = choice.of_small_arrays(mesh.devices.flat[0], functools.partial(meshes.by_replicas, mesh))
         self._whole = meshes.replicated(mesh)
         self._blocks = meshes.slot_sharding(mesh)
         by_axis = functools.partial(meshes.head_axis, replicas=True)
@@ -120,7 +121,7 @@ class Programs:
 
     def _dispatch_program(self, params: Any, drafter: Drafter, rows: int) -> Callable:
         s, (state, tables) = self.sizes, self._shapes(drafter)
-        program = RowProgram(rows=rows, sizes=s, drafter=drafter, **self._fixed)
+        program = RowProgram(rows=rows, sizes=s, drafter=drafter, small=self._small, **self._fixed)
         run = functools.partial(dispatch, program)
         run = jax.jit(run, donate_argnums=2, out_shardings=(self._placed, self._whole), compiler_options=self._options)
         given = params, tables, state, self._ints((s.replicas, s.slots, TABLE + s.blocks)), self._ints((3,))

@@ -5,7 +5,7 @@ evenly; draft rows, the most valuable first. A slot whose forced rows were cut g
 plan decides when a position is computed, never its token.
 
 Sums, ranks and levels are sums over masks of all pairs. A scan, a sort or a scatter would be several small kernels each in
-every step on an accelerator, and slots are few.
+every step on an accelerator, and slots are few. On GPUs the whole plan is one kernel (kernels/small_arrays.py).
 """
 
 from __future__ import annotations
@@ -38,15 +38,14 @@ def level_fill(xp, wants: Array, budget: Array, order: Array, rounds: int) -> Ar
 
     What cannot be shared evenly goes to the first slots in `order`. `rounds`: bits of the largest level that can
     matter."""
-    levels = xp.arange(1, 1 << rounds, dtype=wants.dtype)
+    levels = xp.arange(1 << rounds, dtype=wants.dtype) + 1
     affordable = xp.sum(xp.minimum(wants[None, :], levels[:, None]), axis=1) <= budget
     # Shares do not shrink as the level rises, so the number of levels is the highest one.
     level = xp.sum(affordable.astype(wants.dtype))
     share = xp.minimum(wants, level)
-    more = (wants > level).astype(share.dtype)[order]
+    more = (wants > level).astype(share.dtype)
     left = budget - xp.sum(share)
-    odd = xp.where(_running(xp, more) <= left, more, 0)
-    return share + odd[rank_of(xp, order)]
+    return share + xp.where(_before(xp, more, order) + more <= left, more, 0)
 
 
 def value_fill(xp, values: Array, budget: Array, order: Array) -> Array:
@@ -61,10 +60,9 @@ def value_fill(xp, values: Array, budget: Array, order: Array) -> Array:
         higher = low + (1 << bit)
         low = xp.where(xp.sum(steps >= higher) > budget, higher, low)
     share = xp.sum(steps > low, axis=1).astype(order.dtype)
-    tied = xp.where(low > 0, xp.sum(steps == low, axis=1).astype(order.dtype), 0)[order]
+    tied = xp.where(low > 0, xp.sum(steps == low, axis=1).astype(order.dtype), 0)
     left = budget - xp.sum(share)
-    before = _running(xp, tied) - tied
-    return share + xp.clip(left - before, 0, tied)[rank_of(xp, order)]
+    return share + xp.clip(left - _before(xp, tied, order), 0, tied)
 
 
 def rank_of(xp, order: Array) -> Array:
@@ -73,10 +71,22 @@ def rank_of(xp, order: Array) -> Array:
     return xp.sum(xp.where(order[None, :] == at[:, None], at[None, :], 0), axis=1).astype(order.dtype)
 
 
+def _before(xp, values: Array, order: Array) -> Array:
+    """Returns int[S]: the sum of the values of all slots that come before each slot in `order`."""
+    rank = rank_of(xp, order)
+    return xp.sum(xp.where(rank[None, :] < rank[:, None], values[None, :], 0), axis=1).astype(values.dtype)
+
+
 def _running(xp, values: Array) -> Array:
     """Returns int[n]: the sum of the values up to each of them."""
     at = xp.arange(values.shape[0])
     return xp.sum(xp.where(at[None, :] <= at[:, None], values[None, :], 0), axis=1).astype(values.dtype)
+
+
+def taken(xp, values: Array, at: Array) -> Array:
+    """Returns values[at], of vectors of whole numbers."""
+    every = xp.arange(values.shape[0], dtype=at.dtype)
+    return xp.sum(xp.where(at[:, None] == every[None, :], values[None, :], 0), axis=1).astype(values.dtype)
 
 
 def counts(
@@ -91,8 +101,7 @@ def counts(
     running = (forced == 1).astype(forced.dtype)
     prefill = xp.where(forced > 1, forced if most is None else xp.minimum(forced, most), 0)
     left = xp.maximum(rows - xp.sum(running), 0)
-    before = _running(xp, prefill[order]) - prefill[order]
-    given = xp.clip(left - before, 0, prefill[order])[rank_of(xp, order)]
+    given = xp.clip(left - _before(xp, prefill, order), 0, prefill)
     base = running + given
     whole = (forced > 0) & (base == forced)
     wants = xp.where(whole, candidates, 0)
@@ -124,8 +133,8 @@ def plan(
     sampling = xp.maximum(count - forced + 1, 0) * (count > 0)
     slot, offset, real = _spread(xp, count, rows)
     head_slot, head_rank, head_real = _spread(xp, sampling, places or heads)
-    end = _running(xp, count)[head_slot]
-    head_row = xp.where(head_real, end - sampling[head_slot] + head_rank, 0)
+    first = taken(xp, _running(xp, count) - sampling, head_slot)
+    head_row = xp.where(head_real, first + head_rank, 0)
     return Plan(slot, offset, real, count, head_row, head_slot, head_rank, head_real)
 
 
@@ -136,4 +145,4 @@ def _spread(xp, count: Array, size: int) -> tuple[Array, Array, Array]:
     slot = xp.sum((place[:, None] >= end[None, :]).astype(count.dtype), axis=1)
     real = slot < count.shape[0]
     slot = xp.where(real, slot, count.shape[0] - 1)
-    return slot, place - (end - count)[slot], real
+    return slot, place - taken(xp, end - count, slot), real

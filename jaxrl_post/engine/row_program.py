@@ -19,40 +19,35 @@ itself.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxrl_post.engine import recurrent_rows, row_plan
+from jaxrl_post.engine import recurrent_rows, row_numbers
 from jaxrl_post.engine.host import wire as c
 from jaxrl_post.engine.host.wire import OFFERS, USES, DispatchResult, EngineSettings
-from jaxrl_post.engine.row_state import Heads, RowProgram, Slots, State, Work
+from jaxrl_post.engine.row_state import RowProgram, Slots, State, Work
 from jaxrl_post.engine.speculation.interface import Context, Drafter, Drafts, Step
 from jaxrl_post.kernels import attention, choice, sampling, thresholds, verify
 from jaxrl_post.models import cache_kinds, decoder, experts, layer_loop
 from jaxrl_post.parallel import mesh as meshes
 
 
-def _ends(tokens: Array, ends: Array) -> Array:
-    return jnp.any(tokens[:, None] == ends, axis=1)
+class Given(NamedTuple):
+    """What the host gives a dispatch: the packed matrix [S, columns], and columns of it that steps read, made once."""
 
-
-def _accept(plan: row_plan.Plan, candidate: Array, sampled: Array, ended: Array) -> tuple[Array, Array, Array]:
-    """Returns, for each head: the token to write, whether it is kept, and whether it equals its candidate and may be
-    continued."""
-    match = (sampled == candidate) & ~ended & plan.head_real
-    before = jnp.cumsum(~match) - ~match
-    first = jnp.arange(match.shape[0]) - plan.head_rank
-    return sampled, plan.head_real & (before == before[first]), match
+    packed: Array
+    fixed: row_numbers.Fixed
+    table: Array
 
 
 def _step(
     program: RowProgram,
     params: Any,
     tables: Any,
-    packed: Array,
+    given: Given,
     state: State,
     slots: Slots,
     number: Array,
@@ -60,36 +55,36 @@ def _step(
 ) -> tuple[State, Slots]:
     """Takes one step of one replica. Where `sizes.scoring`, candidates stand for samples.
 
-    packed: [S, columns]. tokens: [S, T]. `clones`: whether any slot is a clone."""
-    sizes, config, drafter = program.sizes, program.config, program.drafter
-    going = (packed[:, c.ACTIVE] > 0) & (slots.done == 0)
-    drafts, tokens, work = _planned(program, tables, packed, state, slots, going)
-    plan, position = work.plan, work.position
-    at = attention.Rows(plan.slot, position, plan.real, packed[:, c.TABLE :])
-    by_slot = recurrent_rows.slot_rows(slots.num_computed, plan.count, work.forced)
+    tokens: [S, T]. `clones`: whether any slot is a clone."""
+    sizes, config, drafter, packed = program.sizes, program.config, program.drafter, given.packed
+    going = slots.progress.going(given.fixed)
+    drafts, tokens, work = _planned(program, tables, given, state, slots, going)
+    rows = work.rows
+    plan, position = rows.plan, rows.position
+    at = attention.Rows(plan.slot, position, plan.real, given.table)
+    by_slot = recurrent_rows.slot_rows(slots.progress.num_computed, plan.count, rows.forced)
     attend, recur = program.attending(at, attention.attention), program.recurring(by_slot, plan.slot)
     calls, start = layer_loop.Callbacks(attend, program.routing, recur), state.cache
-    inputs = jnp.where(plan.real, tokens[plan.slot, position], 0)
     if sizes.route_words:
         calls, start = _recording(calls), (state.cache, ())
-    h, cache = decoder.hidden(params, config, inputs, position, cache=start, dtype=program.dtype, **calls._asdict())
+    h, cache = decoder.hidden(
+        params, config, rows.inputs, position, cache=start, dtype=program.dtype, **calls._asdict()
+    )
 
-    slot, after = plan.head_slot, position[plan.head_row] + 1
-    candidate = jnp.where(after < work.candidate_end[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
-    given = (candidate,) if sizes.scoring else ()
-    own = packed[slot]
-    (sampled, *law, _, likeliest), kept = _drawn(program, params, h[plan.head_row], own, after, *given)
-    ended = _ends(sampled, own[:, c.FIRST_END : c.TABLE])
+    slot, own = plan.head_slot, packed[plan.head_slot]
+    candidates = (rows.candidate,) if sizes.scoring else ()
+    (sampled, *law, _, likeliest), kept = _drawn(program, params, h[plan.head_row], own, rows.after, *candidates)
     if sizes.route_words:
         cache, routes = cache
         kept = jnp.concatenate([kept, experts.packed(routes, config)[plan.head_row]], axis=-1)
-    sampled, counts, match = _accept(plan, candidate, sampled, ended)
-    tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
+    settling = functools.partial(row_numbers.settled, sizes)
+    numbers = slots.progress, slots.uses, given.fixed, rows, sampled
+    found = program.small(settling, numbers, (packed,), row_numbers.MOVED)
+    tokens = tokens.at[slot, found.place].set(found.sampled, mode="drop")
     argmax_tokens = state.argmax_tokens
     if argmax_tokens.shape[1] and drafter.width:
-        argmax_tokens = argmax_tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(likeliest, mode="drop")
-    heads = Heads(counts, ended, match, after, (*law, number * 2 + match, kept))
-    settled = _settle(sizes, packed, slots._replace(candidate_end=work.candidate_end), plan, heads, going)
+        argmax_tokens = argmax_tokens.at[slot, found.place].set(likeliest, mode="drop")
+    settled = _settle(sizes, given.fixed, slots, found, rows, (*law, number * 2 + found.match, kept))
     settled = settled._replace(offers=slots.offers + _binned(work.values))
     state = State(cache, tokens, argmax_tokens, state.memory)
     if drafter.width:
@@ -98,29 +93,22 @@ def _step(
 
 
 def _planned(
-    program: RowProgram, tables: Any, packed: Array, state: State, slots: Slots, going: Array
+    program: RowProgram, tables: Any, given: Given, state: State, slots: Slots, going: Array
 ) -> tuple[Drafts, Array, Work]:
     """Returns the drafts, the tokens with drafts written behind the settled text, and the rows of the step."""
-    sizes, rows = program.sizes, program.rows
-    bound = _bound(packed, sizes)
+    sizes, rows, packed, states = program.sizes, program.rows, given.packed, cache_kinds.states(program.config.kept)
+    bound = given.fixed.bound(sizes.emit)
     drafts, tokens, values = _drafted(program.drafter, tables, state.memory, packed, state.tokens, slots, going, bound)
     # A state cannot be taken back: it keeps few rows that may still be rejected.
-    most = sizes.state_rows if cache_kinds.states(program.config.kept) else rows
+    most = sizes.state_rows if states else rows
     values = jnp.where(jnp.arange(values.shape[1]) < most, values, 0) if most < values.shape[1] else values
-    offered = jnp.sum(values > 0, axis=1, dtype=jnp.int32)
-    candidate_end = jnp.where(offered > 0, slots.num_tokens + offered, slots.candidate_end)
-    forced = jnp.where(going & (slots.num_tokens <= bound), slots.num_tokens - slots.num_computed, 0)
-    candidates = jnp.where(offered > 0, 0, jnp.maximum(jnp.minimum(candidate_end, bound) - slots.num_tokens, 0))
-    candidates = jnp.minimum(candidates, most) if most < rows else candidates
-    weighed = values * jax.lax.bitcast_convert_type(packed[:, c.WEIGHT], jnp.float32)[:, None]
-    heads = dict(heads=min(sizes.head_rows, rows), places=sizes.head_places(rows), most=None)
-    if cache_kinds.states(program.config.kept):
-        # Others copy the state that stands exactly behind the prompt that they wait for.
-        left = packed[:, c.WATCH] - slots.num_computed
-        heads["most"] = jnp.where(left > 0, left, forced)
-    plan = row_plan.plan(jnp, forced, candidates, weighed, packed[:, c.ORDER], rows=rows, **heads)
-    position = jnp.where(plan.real, slots.num_computed[plan.slot] + plan.offset, 0)
-    return drafts, tokens, Work(plan, position, candidate_end, forced, values)
+    offers = ()
+    if width := values.shape[1]:
+        offered = jnp.sum(values > 0, axis=1, dtype=jnp.int32)
+        worth = values * jax.lax.bitcast_convert_type(packed[:, c.WEIGHT], jnp.float32)[:, None]
+        offers = jnp.pad(worth, ((0, 0), (0, (1 << (width - 1).bit_length()) - width))), offered
+    planning = functools.partial(row_numbers.rows_of, sizes, rows, states)
+    return drafts, tokens, Work(program.small(planning, (given.fixed, slots.progress, *offers), (tokens,)), values)
 
 
 def _shared(
@@ -148,7 +136,7 @@ def _shared(
     )
     leads = going & (packed[:, c.LEADER] == jnp.arange(sizes.slots))
     learn = argmax_tokens if argmax_tokens.shape[1] else tokens
-    place, given = packed[:, c.DRAFTS : c.FIRST_END], jnp.maximum(work.plan.count - work.forced, 0)
+    place, given = packed[:, c.DRAFTS : c.FIRST_END], jnp.maximum(work.rows.plan.count - work.rows.forced, 0)
     step = Step(place, tokens, learn, before.num_tokens, settled.num_tokens, given, leads)
     return State(cache, tokens, argmax_tokens, drafter.observe(memory, drafts, step)), settled
 
@@ -262,61 +250,31 @@ def _draw(
 
 
 def _settle(
-    sizes: EngineSettings, packed: Array, slots: Slots, plan: row_plan.Plan, heads: Heads, going: Array
+    sizes: EngineSettings,
+    of: row_numbers.Fixed,
+    slots: Slots,
+    found: row_numbers.Settled,
+    rows: row_numbers.Rows,
+    reported: tuple,
 ) -> Slots:
-    counts, ended, match, after, (*law, kept) = heads
-    mine = (plan.head_slot[None, :] == jnp.arange(sizes.slots)[:, None]) & counts[None, :]
+    """Returns the slots with what the step settled, in their windows of new tokens.
 
-    def heads_of_slot(which: Array) -> Array:
-        return jnp.sum(mine & which[None, :], axis=1, dtype=jnp.int32)
-
-    num_tokens = slots.num_tokens + heads_of_slot(counts)
+    reported: of each head row log-prob, entropy, stamp and record."""
     # The heads of a slot that count lie side by side, and their tokens come next in its window.
-    begin = slots.num_tokens - packed[:, c.NUM_TOKENS]
-    rank = jnp.arange(sizes.emit)[None, :] - begin[:, None]
-    fresh = (rank >= 0) & (rank < (num_tokens - slots.num_tokens)[:, None])
-    source = jnp.clip(jnp.argmax(mine, axis=1)[:, None] + rank, 0, counts.shape[0] - 1)
-    old = slots.logprobs, slots.entropies, slots.stamps
+    rank = jnp.arange(sizes.emit)[None, :] - found.begin[:, None]
+    fresh = (rank >= 0) & (rank < found.gained[:, None])
+    source = jnp.clip(found.first[:, None] + rank, 0, found.counts.shape[0] - 1)
+    *law, kept = reported
+    old, slot = (slots.logprobs, slots.entropies, slots.stamps), rows.plan.head_slot
     logprobs, entropies, stamps = (jnp.where(fresh, new[source], one) for one, new in zip(old, law, strict=True))
-    window = jnp.where(counts, after - packed[plan.head_slot, c.NUM_TOKENS], sizes.emit)
-    kept = slots.kept.at[plan.head_slot, window].set(kept, mode="drop")
-    return Slots(
-        num_tokens=num_tokens,
-        num_computed=jnp.where(num_tokens > slots.num_tokens, num_tokens - 1, slots.num_computed + plan.count),
-        candidate_end=jnp.where(heads_of_slot(~match) > 0, num_tokens, jnp.maximum(slots.candidate_end, num_tokens)),
-        done=jnp.where(going & ((heads_of_slot(ended) > 0) | (num_tokens >= packed[:, c.LIMIT])), 1, slots.done),
+    window = jnp.where(found.counts, rows.after - of.num_tokens[slot], sizes.emit)
+    return slots._replace(
+        **found.progress._asdict(),
         logprobs=logprobs,
         entropies=entropies,
         stamps=stamps,
-        kept=kept,
-        uses=slots.uses + _uses(sizes, packed, plan, counts),
-        offers=slots.offers,
-        won=slots.won,
-    )
-
-
-def _uses(sizes: EngineSettings, packed: Array, plan: row_plan.Plan, counts: Array) -> Array:
-    """Counts the rows of a step by use, in the order of USES."""
-    leads = packed[:, c.LEADER] == jnp.arange(sizes.slots)
-    mine, sampling = plan.real & leads[plan.slot], plan.head_real & leads[plan.head_slot]
-    drafted, heads, rows = sampling & (plan.head_rank > 0), jnp.sum(sampling), jnp.sum(plan.real)
-    uses = (
-        jnp.sum(mine) - heads,
-        heads - jnp.sum(drafted),
-        jnp.sum(drafted & counts),
-        jnp.sum(drafted & ~counts),
-        plan.real.shape[0] - rows,
-        rows - jnp.sum(mine),
-    )
-    return jnp.stack(uses)
-
-
-def _bound(packed: Array, sizes: EngineSettings) -> Array:
-    """Returns the position below which a slot may have rows.
-
-    The last token needs no row. Mapped pages and the window of new tokens are limited."""
-    return jnp.minimum(
-        jnp.minimum(packed[..., c.LIMIT] - 1, packed[..., c.MAPPED]), packed[..., c.NUM_TOKENS] + sizes.emit - 1
+        kept=slots.kept.at[slot, window].set(kept, mode="drop"),
+        uses=found.uses,
     )
 
 
@@ -336,13 +294,14 @@ def dispatch(
     step = jax.vmap(
         functools.partial(_step, program), in_axes=(None, 0, 0, 0, 0, None, None), spmd_axis_name=meshes.REPLICAS
     )
-    slots = _started(sizes, packed)
+    slots, of = _started(sizes, packed), row_numbers.fixed(packed)
+    given = Given(packed, of, packed[..., c.TABLE :])
 
     def go_on(carry):
         number, _, slots = carry
-        going = (packed[..., c.ACTIVE] > 0) & (slots.done == 0)
-        stalled = going & (slots.num_tokens > _bound(packed, sizes))
-        ready = (packed[..., c.WATCH] > 0) & (slots.num_computed >= packed[..., c.WATCH])
+        going = slots.progress.going(of)
+        stalled = going & (slots.num_tokens > of.bound(sizes.emit))
+        ready = (of.watch > 0) & (slots.num_computed >= of.watch)
         ends = jnp.any(stalled | ready, axis=-1) | (jnp.sum(slots.done, axis=-1) >= scalars[1])
         # One number a replica, so that a step has one collective. 0: nothing to do; 1: continue; 2: end the dispatch.
         wants = jnp.where(ends, 2, jnp.any(going, axis=-1).astype(jnp.int32))
@@ -350,7 +309,7 @@ def dispatch(
 
     def body(carry):
         number, state, slots = carry
-        return number + 1, *step(params, tables, packed, state, slots, number, scalars[2] > 0)
+        return number + 1, *step(params, tables, given, state, slots, number, scalars[2] > 0)
 
     state = state._replace(memory=state.memory._replace(counts=jnp.zeros_like(state.memory.counts)))
     if program.drafter.width and cache_kinds.states(program.config.kept):
@@ -373,7 +332,7 @@ def _started(sizes: EngineSettings, packed: Array) -> Slots:
         empty,
         jnp.zeros((*shape, sizes.emit), jnp.int32),
         jnp.full((*shape, sizes.emit, sizes.record), -1, jnp.int32),
-        jnp.zeros((shape[0], len(USES)), jnp.int32),
+        jnp.zeros((shape[0], row_numbers.USED), jnp.int32),
         jnp.zeros((shape[0], OFFERS), jnp.int32),
         jnp.zeros(shape[:1], jnp.int32),
     )
@@ -400,4 +359,4 @@ def _reported(program: RowProgram, packed: Array, state: State, slots: Slots, nu
         ],
         axis=-1,
     )
-    return DispatchResult(out, slots.uses, number, slots.offers, slots.won, state.memory.counts)
+    return DispatchResult(out, slots.uses[:, : len(USES)], number, slots.offers, slots.won, state.memory.counts)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array
 
-from jaxrl_post.engine import recurrent_rows, row_plan
+from jaxrl_post.engine import recurrent_rows, row_numbers
 from jaxrl_post.engine.host.wire import EngineSettings
 from jaxrl_post.engine.speculation.interface import Drafter
-from jaxrl_post.kernels import attention, hardware
+from jaxrl_post.kernels import attention, hardware, small_arrays
 from jaxrl_post.models import cache_kinds, decoder, experts
 
 
@@ -40,29 +40,20 @@ class Slots(NamedTuple):
     entropies: Array
     stamps: Array
     kept: Array  # ids of each token's record, -1 behind the last one, and words of its route, [S, emit, record]
-    uses: Array  # [len(USES)]
+    uses: Array  # [row_numbers.USED]
     offers: Array  # [OFFERS]
     won: Array  # tokens that sequences took over from their clones
+
+    @property
+    def progress(self) -> row_numbers.Progress:
+        return row_numbers.Progress(*self[: len(row_numbers.Progress._fields)])
 
 
 class Work(NamedTuple):
     """The rows of a step."""
 
-    plan: row_plan.Plan  # the row plan
-    position: Array  # int32[R]
-    candidate_end: Array  # int32[S]
-    forced: Array  # rows of each slot whose input token is settled, int32[S]
+    rows: row_numbers.Rows
     values: Array  # worth of each draft, f32[S, W]
-
-
-class Heads(NamedTuple):
-    """What a step found at each head row."""
-
-    counts: Array  # the sample is kept
-    ended: Array  # the sample ends its rollout
-    match: Array  # the sample equals its candidate
-    after: Array  # the sample's position
-    reported: tuple  # log-prob, entropy, stamp and record of the sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +104,9 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class RowProgram(Program):
-    """What is fixed when a dispatch is compiled. `rows`: rows of a step."""
+    """What is fixed when a dispatch is compiled. `rows`: rows of a step. `small`: a form of small_arrays.run."""
 
     rows: int
     sizes: EngineSettings
     drafter: Drafter
+    small: Callable = small_arrays.run

@@ -375,6 +375,14 @@ def by_heads(mesh: Mesh, attend: Callable, cache: Any = None) -> Callable:
     return run
 
 
+def by_replicas(mesh: Mesh, run: Callable) -> Callable:
+    """Returns `run` of one replica such that every device of the replica computes all of it, with a kernel written by hand.
+
+    Map over replicas by vmap(..., spmd_axis_name=REPLICAS).
+    """
+    return jax.shard_map(run, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
+
+
 def head_axis(axis: int | None, *, replicas: bool = False) -> PartitionSpec:
     """Returns how an array of one replica is divided: the heads on its axis `axis` over tensor; None: it has no heads.
 
