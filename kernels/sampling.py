@@ -51,8 +51,9 @@ class Drawn(NamedTuple):
 def gumbel(
     seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"], words: UInt32[Array, "R W"]
 ) -> Float[Array, "R W"]:
-    """Returns standard Gumbel numbers, float32, one for each row and word."""
-    bits = threefry.first_word(jnp, seeds[:, :1], seeds[:, 1:], positions[:, None].astype(jnp.uint32), words)
+    """Returns standard Gumbel numbers, float32, one for each row and word. seeds: a kernel may give the two columns, [R, 1] each."""
+    keys = seeds if isinstance(seeds, tuple) else (seeds[:, :1], seeds[:, 1:])
+    bits = threefry.first_word(jnp, *keys, positions[:, None].astype(jnp.uint32), words)
     u = jnp.minimum(((bits >> 1).astype(jnp.float32) + 0.5) * (2.0**-31), 1.0 - 2.0**-24)
     series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4))))
     return -jnp.log(jnp.where(u < 0.01, series, -jnp.log1p(-u)))

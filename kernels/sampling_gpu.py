@@ -1,8 +1,8 @@
-"""Statistics of the sampling law's tiles on NVIDIA GPUs (Mosaic GPU, Hopper and later).
+"""The sampling law on NVIDIA GPUs: statistics of its tiles (Mosaic GPU, Hopper and later), and samples (Pallas-Triton).
 
 One warpgroup computes a row's group of tiles. Tiles are independent, so no program waits for another. Logits are
-loaded into registers, eight a thread. Invariant: the same as that of the tile math (tiles.of_tile). Refuses shapes for
-which `serves` is False.
+loaded into registers, eight a thread. Then one program samples for each row, where XLA needs a kernel for every sum.
+Invariant: the same as that of the tile math (tiles.py). Refuses shapes for which `serves` is False.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, UInt32
 
-from jaxrl_post.kernels import tiles
+from jaxrl_post.kernels import sampling, tiles
 from jaxrl_post.kernels.pallas_gpu import pl, plgpu
+from jaxrl_post.kernels.pallas_triton import triton
 
 TILES = 8  # tiles of one program: 32 KiB of logits
 ALIGNED = 4  # numbers of one 16-byte load
@@ -70,3 +71,67 @@ def _kernel(vocab: int, num: int):
         lax.fori_loop(first, jnp.minimum(first + TILES, num), body, load(first))
 
     return kernel
+
+
+def sampled(
+    logits: Float[Array, "R V"],
+    found: tiles.Statistics,
+    seeds: UInt32[Array, "R 2"],
+    positions: Int[Array, " R"],
+    temperatures: Float[Array, " R"],
+    thresholds: Float[Array, " R"] | None,
+    given: Int[Array, " R"] | None = None,
+    *,
+    interpret: bool = False,
+) -> sampling.Drawn:
+    """Returns tiles.sampled, by one kernel."""
+    rows = logits.shape[0]
+    more = [x for x in (thresholds, given) if x is not None]
+
+    def kernel(*refs: Any) -> None:
+        ins, outs = refs[: -len(sampling.Drawn._fields)], refs[-len(sampling.Drawn._fields) :]
+        logits_ref, *found_refs, seeds_ref, at_ref, heat_ref = ins[: 4 + len(found)]
+        row, own = pl.program_id(0), list(ins[4 + len(found) :])
+
+        def numbers(ref: Any) -> Array:
+            return ref[pl.ds(row, 1)]
+
+        def load(columns: Array) -> Array:
+            return logits_ref[jnp.full_like(columns, row), columns]
+
+        lowest = None if thresholds is None else numbers(own.pop(0))
+        drawn = tiles.sampled(
+            tiles.InMemory(load, logits.shape),
+            _tiles_of_row(found_refs, row),
+            tuple(seeds_ref[pl.ds(row, 1), pl.ds(word, 1)] for word in range(2)),
+            numbers(at_ref),
+            numbers(heat_ref),
+            lowest,
+            None if given is None else numbers(own.pop(0)),
+        )
+        for ref, one in zip(outs, drawn, strict=True):
+            ref[pl.ds(row, 1)] = one
+
+    ints, floats = (jax.ShapeDtypeStruct((rows,), dtype) for dtype in (jnp.int32, jnp.float32))
+    run = pl.pallas_call(
+        kernel,
+        grid=(rows,),
+        out_shape=sampling.Drawn(ints, floats, floats, floats, ints),
+        compiler_params=triton.CompilerParams(num_warps=4),
+        interpret=interpret,
+        name="sample",
+    )
+    return run(logits, *found, seeds, positions, temperatures, *more)
+
+
+def _tiles_of_row(refs: Any, row: Any) -> tiles.Statistics:
+    """Returns the statistics of a row's tiles, [1, tiles]. A kernel's lengths are powers of 2: what lies behind is a tile without ids."""
+    num = refs[0].shape[1]
+    columns = lax.broadcasted_iota(jnp.int32, (1, 1 << (num - 1).bit_length()), 1)
+    nothing = tiles.Statistics(peak=tiles.LOWEST, whole=0.0, mass=0.0, moment=0.0)
+    return tiles.Statistics(
+        *(
+            triton.load(ref.at[jnp.full_like(columns, row), columns], mask=columns < num, other=blank)
+            for ref, blank in zip(refs, nothing, strict=True)
+        )
+    )

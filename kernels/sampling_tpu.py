@@ -20,6 +20,9 @@ LANES = 128
 NEEDS = f"at least {tiles.TILE} ids a device"
 
 
+sampled = tiles.sampled
+
+
 def serves(rows: int, vocab: int) -> bool:
     return vocab >= tiles.TILE
 

@@ -9,9 +9,11 @@ Law, noise and invariant are those of kernels/sampling.py: a row's result depend
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
 from jaxrl_post.kernels import sampling
@@ -70,8 +72,21 @@ def row_numbers(
     return lowest, 1.0 / jnp.where(temperatures == 0, 1.0, temperatures)
 
 
+class InMemory(NamedTuple):
+    """Logits [R, V] that a kernel reads where they lie. load: returns those of columns [R, W]."""
+
+    load: Callable[[Int[Array, "R W"]], Float[Array, "R W"]]
+    shape: tuple[int, int]
+
+
+def _read(logits: Array | InMemory, columns: Int[Array, "R W"]) -> Float[Array, "R W"]:
+    if isinstance(logits, InMemory):
+        return logits.load(columns)
+    return jnp.take_along_axis(logits, columns, axis=-1)
+
+
 def part(
-    logits: Float[Array, "R V"],
+    logits: Float[Array, "R V"] | InMemory,
     found: Statistics,
     seeds: UInt32[Array, "R 2"],
     positions: Int[Array, " R"],
@@ -85,7 +100,7 @@ def part(
     peaks = jnp.where(allowed, found.peak * inverse[:, None], LOWEST)
     scores = peaks + jnp.where(greedy[:, None], 0.0, _tile_noise(found, seeds, positions, first))
     scores = jnp.where(allowed, scores, -jnp.inf)
-    best = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    best = jnp.minimum(jnp.argmax(scores, axis=-1).astype(jnp.int32), -(-logits.shape[-1] // TILE) - 1)
     token, logit = _inside(logits, best, seeds, positions, greedy, lowest, inverse, first)
 
     peak, top = jnp.max(peaks, axis=-1), jnp.max(found.peak, axis=-1)
@@ -104,9 +119,31 @@ def part(
     )
 
 
+def sampled(
+    logits: Float[Array, "R V"] | InMemory,
+    found: Statistics,
+    seeds: UInt32[Array, "R 2"],
+    positions: Int[Array, " R"],
+    temperatures: Float[Array, " R"],
+    thresholds: Float[Array, " R"] | None,
+    given: Int[Array, " R"] | None = None,
+) -> sampling.Drawn:
+    """Returns the rows' samples where one device has the whole vocabulary."""
+    one = part(logits, found, seeds, positions, temperatures, thresholds)
+    one = one if given is None else given_part(one, logits, given, temperatures, thresholds)
+    inverse = row_numbers(temperatures, None)[1]
+    return sampling.Drawn(
+        one.token,
+        one.logit * inverse - one.peak - jnp.log(one.mass),
+        jnp.log(one.mass) - one.moment / one.mass,
+        one.logit - one.top - jnp.log(one.whole),
+        one.argmax_token,
+    )
+
+
 def given_part(
     part: Part,
-    logits: Float[Array, "R V"],
+    logits: Float[Array, "R V"] | InMemory,
     given: Int[Array, " R"],
     temperatures: Float[Array, " R"],
     thresholds: Float[Array, " R"] | None,
@@ -115,7 +152,7 @@ def given_part(
     """Returns the part with `given` ids for its samples, as sampling.sample takes them."""
     column, lowest = given - first * TILE, row_numbers(temperatures, thresholds)[0]
     here = (column >= 0) & (column < logits.shape[-1])
-    raw = jnp.take_along_axis(logits, jnp.clip(column, 0, logits.shape[-1] - 1)[:, None], axis=-1)[:, 0]
+    raw = _only(_read(logits, jnp.clip(column, 0, logits.shape[-1] - 1)[:, None]))
     logit = jnp.where(raw >= lowest, raw, -jnp.inf)
     return part._replace(
         score=jnp.where(given < 0, part.score, jnp.where(here, jnp.inf, -jnp.inf)),
@@ -127,18 +164,29 @@ def given_part(
 def _tile_noise(found: Statistics, seeds: Array, positions: Array, first: Array | int) -> Float[Array, "R tiles"]:
     """Returns each tile's score minus its scaled peak: the log of its mass plus its Gumbel number."""
     rows, tiles = found.mass.shape
-    words = jnp.uint32(sampling.TILE_TAG) + jnp.arange(tiles, dtype=jnp.uint32) + jnp.asarray(first).astype(jnp.uint32)
+    words = jnp.arange(tiles, dtype=jnp.uint32) + np.uint32(sampling.TILE_TAG)
+    words = words + (np.uint32(first) if isinstance(first, int) else first.astype(jnp.uint32))
     noise = sampling.gumbel(seeds, positions, jnp.broadcast_to(words, (rows, tiles)))
     return jnp.log(jnp.where(found.mass > 0, found.mass, 1.0)) + noise
 
 
-def _tile(logits: Array, tile: Array) -> tuple[Array, Array, Array]:
+def _tile(logits: Array | InMemory, tile: Array) -> tuple[Array, Array, Array]:
     """Returns, of each row's tile [R]: the columns [R, TILE], whether each exists, and their logits."""
     column, vocab = tile[:, None] * TILE + jnp.arange(TILE, dtype=jnp.int32), logits.shape[-1]
-    return column, column < vocab, jnp.take_along_axis(logits, jnp.minimum(column, vocab - 1), axis=-1)
+    return column, column < vocab, _read(logits, jnp.minimum(column, vocab - 1))
 
 
-def _argmax(logits: Array, peaks: Array) -> Int[Array, " R"]:
+def _only(one: Array) -> Array:
+    """Returns the only column of [R, 1], without a slice."""
+    return jnp.sum(one, axis=-1)
+
+
+def _at(values: Array, place: Int[Array, " R"]) -> Array:
+    """Returns values[r, place[r]], without indexing: kernels have none."""
+    return jnp.sum(jnp.where(jnp.arange(values.shape[-1]) == place[:, None], values, 0), axis=-1, dtype=values.dtype)
+
+
+def _argmax(logits: Array | InMemory, peaks: Array) -> Int[Array, " R"]:
     """Returns the first column with the highest logit."""
     tile = sampling.first_highest(peaks)
     _, there, raw = _tile(logits, tile)
@@ -146,7 +194,7 @@ def _argmax(logits: Array, peaks: Array) -> Int[Array, " R"]:
 
 
 def _inside(
-    logits: Array,
+    logits: Array | InMemory,
     best: Array,
     seeds: Array,
     positions: Array,
@@ -160,8 +208,8 @@ def _inside(
     ids = column + first * TILE
     noise = jnp.where(greedy[:, None], 0.0, sampling.gumbel(seeds, positions, ids.astype(jnp.uint32)))
     noisy = jnp.where(there & (raw >= lowest[:, None]), raw * inverse[:, None] + noise, -jnp.inf)
-    place = sampling.first_highest(noisy)[:, None]
-    return tuple(jnp.take_along_axis(x, place, axis=-1)[:, 0] for x in (ids, raw))
+    place = sampling.first_highest(noisy)
+    return _at(ids, place), _at(raw, place)
 
 
 def drawn(parts: Part, temperatures: Float[Array, " R"]) -> sampling.Drawn:

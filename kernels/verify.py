@@ -50,7 +50,7 @@ def verify_sample(
     rows, vocab = logits.shape
     here = vocab if shards is None else _padded(vocab, shards) // shards.count
     drawing = {
-        platform: drawn_by(kernel.statistics, shards)
+        platform: drawn_by(kernel.statistics, shards, drawing=kernel.sampled)
         for platform, kernel in KERNELS.items()
         if platform in platforms and kernel.serves(rows, here)
     }
@@ -60,16 +60,17 @@ def verify_sample(
     return jax.lax.platform_dependent(logits, *numbers, default=sampling.sample, **drawing)
 
 
-def drawn_by(statistics: Callable, shards: Shards | None = None) -> Callable:
-    """Returns sampling.sample, made from a kernel for the statistics of tiles."""
+def drawn_by(statistics: Callable, shards: Shards | None = None, drawing: Callable = tiles.sampled) -> Callable:
+    """Returns sampling.sample, made from a kernel for the statistics of tiles. drawing: a form of tiles.sampled."""
 
     def draw(logits, seeds, positions, temperatures, thresholds, given=None):
         found = _folded(statistics)(logits, *tiles.row_numbers(temperatures, thresholds))
-        first = 0 if shards is None else jax.lax.axis_index(shards.axis) * found.mass.shape[-1]
+        if shards is None or shards.count == 1:
+            return drawing(logits, found, seeds, positions, temperatures, thresholds, given)
+        first = jax.lax.axis_index(shards.axis) * found.mass.shape[-1]
         part = tiles.part(logits, found, seeds, positions, temperatures, thresholds, first)
         part = part if given is None else tiles.given_part(part, logits, given, temperatures, thresholds, first)
-        parts = jax.tree.map(lambda x: x[None], part) if shards is None else jax.lax.all_gather(part, shards.axis)
-        return tiles.drawn(parts, temperatures)
+        return tiles.drawn(jax.lax.all_gather(part, shards.axis), temperatures)
 
     def spread(logits, *numbers):
         more = _padded(logits.shape[-1], shards) - logits.shape[-1]

@@ -16,6 +16,7 @@ from jaxtyping import Array
 from jaxrl_post.engine import row_plan
 from jaxrl_post.engine.host import wire as c
 from jaxrl_post.engine.host.wire import EngineSettings
+from jaxrl_post.ring.types import MOST_ENDS
 
 
 class Fixed(NamedTuple):
@@ -53,12 +54,22 @@ class Progress(NamedTuple):
         return (of.active > 0) & (self.done == 0)
 
 
+class Law(NamedTuple):
+    """What each head row is sampled by, int32[places]; seeds [places, 2]. Temperature and top_p are bits of float32."""
+
+    seeds: Array
+    temperature: Array
+    top_k: Array
+    top_p: Array
+
+
 class Rows(NamedTuple):
     """The rows of a step.
 
     - plan: the row plan
     - position, inputs: of each row, int32[R]
     - after, candidate: of each head row, the position that it samples and the candidate there, -1 without one, int32[places]
+    - law: of each head row
     - forced: rows of each slot whose input token is settled, int32[S]
     - candidate_end: behind the drafts of a slot, where it has any, int32[S]
     """
@@ -68,6 +79,7 @@ class Rows(NamedTuple):
     inputs: Array
     after: Array
     candidate: Array
+    law: Law
     forced: Array
     candidate_end: Array
 
@@ -99,7 +111,7 @@ USED = 8  # length of a vector of USES: a kernel's lengths are powers of 2
 
 
 def rows_of(
-    sizes: EngineSettings, rows: int, states: bool, given: tuple, token: Callable[[Array, Array], Array]
+    sizes: EngineSettings, rows: int, states: bool, given: tuple, token: Callable, number: Callable
 ) -> Rows:
     """Returns the rows of a step.
 
@@ -107,6 +119,7 @@ def rows_of(
       states: layers have a recurrent state.
       given: (Fixed, Progress), and where slots may have drafts their worth f32[S, W] and their number int32[S].
       token: of (slot, position).
+      number: of (slot, column) of the packed matrix.
     """
     of, progress, *drafts = given
     bound, going, most = of.bound(sizes.emit), progress.going(of), sizes.state_rows if states else rows
@@ -130,7 +143,21 @@ def rows_of(
     after = row_plan.taken(jnp, position, plan.head_row) + 1
     known = token(plan.head_slot, jnp.minimum(after, sizes.max_length - 1))
     candidate = jnp.where(after < row_plan.taken(jnp, candidate_end, plan.head_slot), known, -1)
-    return Rows(plan, position, inputs, after, candidate, forced, candidate_end)
+    law = Law(
+        _row(plan.head_slot, c.SEED0, 2, number), *(_column(plan.head_slot, at, number) for at in c.LAW[2:])
+    )
+    return Rows(plan, position, inputs, after, candidate, law, forced, candidate_end)
+
+
+def _column(slot: Array, column: int, number: Callable) -> Array:
+    """Returns one column of the packed matrix for each of these slots."""
+    return number(slot, jnp.full_like(slot, column))
+
+
+def _row(slot: Array, column: int, many: int, number: Callable) -> Array:
+    """Returns so many columns from one on, [slots, many]."""
+    both = slot.shape[0], many
+    return number(jnp.broadcast_to(slot[:, None], both), jnp.broadcast_to(column + jnp.arange(many), both))
 
 
 def accept(plan: row_plan.Plan, candidate: Array, sampled: Array, ended: Array) -> tuple[Array, Array, Array]:
@@ -155,7 +182,7 @@ def settled(sizes: EngineSettings, given: tuple, number: Callable[[Array, Array]
     progress, uses, of, rows, sampled = given
     plan, slots = rows.plan, jnp.arange(of.order.shape[0])
     slot, at = plan.head_slot, jnp.arange(plan.head_slot.shape[0])
-    ended = jnp.sum(sampled[:, None] == _ends(slot, number), axis=1, dtype=jnp.int32) > 0
+    ended = jnp.sum(sampled[:, None] == _row(slot, c.FIRST_END, MOST_ENDS, number), axis=1, dtype=jnp.int32) > 0
     sampled, counts, match = accept(plan, rows.candidate, sampled, ended)
     mine = (slot[None, :] == slots[:, None]) & counts[None, :]
 
@@ -184,17 +211,11 @@ def settled(sizes: EngineSettings, given: tuple, number: Callable[[Array, Array]
     )
 
 
-def _ends(slot: Array, number: Callable) -> Array:
-    """Returns the end ids of each slot, int32[places, MOST_ENDS]."""
-    both = slot.shape[0], c.TABLE - c.FIRST_END
-    return number(jnp.broadcast_to(slot[:, None], both), jnp.broadcast_to(c.FIRST_END + jnp.arange(both[1]), both))
-
-
 def _uses(plan: row_plan.Plan, counts: Array, number: Callable) -> Array:
     """Counts the rows of a step by use, in the order of USES."""
 
     def led(slot: Array) -> Array:
-        return number(slot, jnp.full_like(slot, c.LEADER)) == slot
+        return _column(slot, c.LEADER, number) == slot
 
     def many(which: Array) -> Array:
         return jnp.sum(which, dtype=jnp.int32)

@@ -71,9 +71,8 @@ def _step(
         params, config, rows.inputs, position, cache=start, dtype=program.dtype, **calls._asdict()
     )
 
-    slot, own = plan.head_slot, packed[plan.head_slot]
-    candidates = (rows.candidate,) if sizes.scoring else ()
-    (sampled, *law, _, likeliest), kept = _drawn(program, params, h[plan.head_row], own, rows.after, *candidates)
+    slot, candidates = plan.head_slot, (rows.candidate,) if sizes.scoring else ()
+    (sampled, *law, _, likeliest), kept = _drawn(program, params, h[plan.head_row], *rows.law, rows.after, *candidates)
     if sizes.route_words:
         cache, routes = cache
         kept = jnp.concatenate([kept, experts.packed(routes, config)[plan.head_row]], axis=-1)
@@ -108,7 +107,7 @@ def _planned(
         worth = values * jax.lax.bitcast_convert_type(packed[:, c.WEIGHT], jnp.float32)[:, None]
         offers = jnp.pad(worth, ((0, 0), (0, (1 << (width - 1).bit_length()) - width))), offered
     planning = functools.partial(row_numbers.rows_of, sizes, rows, states)
-    return drafts, tokens, Work(program.small(planning, (given.fixed, slots.progress, *offers), (tokens,)), values)
+    return drafts, tokens, Work(program.small(planning, (given.fixed, slots.progress, *offers), (tokens, packed)), values)
 
 
 def _shared(
@@ -220,7 +219,7 @@ def _follow(
 def _drawn(program: RowProgram, params: Any, h: Array, *numbers: Array) -> tuple[sampling.Drawn, Array]:
     """Returns what the heads draw and their records, computed in tiles of one size. `h` [places, D] belongs to the head rows.
 
-    `numbers`: for each head its row of the packed matrix, the position that it samples, and where scoring its candidate.
+    `numbers`: for each head what it is sampled by, the position that it samples, and where scoring its candidate.
 
     A drafter needs more tiles, of the same size. The barriers keep a compiler from merging tiles with each other or
     with the operations around them.
@@ -233,20 +232,18 @@ def _drawn(program: RowProgram, params: Any, h: Array, *numbers: Array) -> tuple
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *tiles)
 
 
-def _draw(
-    program: RowProgram, logits: Array, packed: Array, after: Array, given: Array | None = None
-) -> tuple[sampling.Drawn, Array]:
-    """Returns the samples of the heads, and the ids that were left to be drawn. `packed` has the heads' own rows."""
-    as_float = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
-    seeds = jax.lax.bitcast_convert_type(packed[:, c.SEED0 : c.SEED1 + 1], jnp.uint32)
-    heat, lowest, sizes = as_float(packed[:, c.TEMPERATURE]), None, program.sizes
-    kept = jnp.zeros((logits.shape[0], sizes.kept_ids), jnp.int32)
+def _draw(program: RowProgram, logits: Array, *numbers: Array) -> tuple[sampling.Drawn, Array]:
+    """Returns the samples of the heads, and the ids that were left to be drawn. numbers: as in `_drawn`."""
+    seeds, heat, top_k, top_p, after, *given = numbers
+    seeds = jax.lax.bitcast_convert_type(seeds, jnp.uint32)
+    heat, top_p = (jax.lax.bitcast_convert_type(x, jnp.float32) for x in (heat, top_p))
+    lowest, sizes, kept = None, program.sizes, jnp.zeros((logits.shape[0], program.sizes.kept_ids), jnp.int32)
     if sizes.restricted:
         finding = choice.of_thresholds(*logits.shape, sizes.shards, program.of_states)
-        lowest = thresholds.find(logits, heat, packed[:, c.TOP_K], as_float(packed[:, c.TOP_P]), finding)
+        lowest = thresholds.find(logits, heat, top_k, top_p, finding)
     if sizes.kept_ids:
         kept = thresholds.kept(logits, lowest, sizes.kept_ids, sizes.shards.count if sizes.shards else 1)
-    return verify.verify_sample(logits, seeds, after, heat, lowest, sizes.shards, program.platforms, given), kept
+    return verify.verify_sample(logits, seeds, after, heat, lowest, sizes.shards, program.platforms, *given), kept
 
 
 def _settle(
