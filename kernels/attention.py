@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_post.kernels import attention_gpu, attention_tpu, hardware
+from jaxrl_post.kernels import attention_gpu, attention_tpu, hardware, mapped
 from jaxrl_post.kernels.eight_bits import AUTO, FORMATS, codes, format_of
 from jaxrl_post.kernels.sinks import joined
 
@@ -158,25 +158,13 @@ def _chosen(q: Array, cache: Cache, rows: Rows, sinks: Array | None, *, platform
 
 
 def one_by_one(kernel: Callable) -> Callable:
-    """Returns `kernel` over (q, cache, rows, sinks), which under vmap runs once for each element.
+    """Returns `kernel` over (q, cache, rows, sinks), which under vmap runs once for each element."""
 
-    A grid with one more axis would be another kernel."""
-
-    def alone(q: Array, cache: Cache, rows: Rows, *sinks: Array) -> Array:
+    def run(q: Array, cache: Cache, rows: Rows, *sinks: Array) -> Array:
         return kernel(q, cache.pages, rows, *sinks, **({} if cache.scales is None else {"scales": cache.scales}))
 
-    run = jax.custom_batching.custom_vmap(alone)
-
-    @run.def_vmap
-    def mapped(size, batched, *arguments):
-        arguments, sinks = arguments[:3], arguments[3:]
-        assert all(jax.tree.leaves(batched[:3])), "every argument of a mapped attention has the mapped axis"
-        assert not any(jax.tree.leaves(batched[3:])), "sinks are weights, which all replicas share"
-        if size == 1:
-            return run(*jax.tree.map(lambda x: x[0], arguments), *sinks)[None], True
-        return jax.lax.map(lambda each: run(*each, *sinks), arguments), True
-
-    return lambda q, cache, rows, sinks: run(q, cache, rows, *(() if sinks is None else (sinks,)))
+    each = mapped.alone(run)
+    return lambda q, cache, rows, sinks: each(q, cache, rows, *(() if sinks is None else (sinks,)))
 
 
 def reference(

@@ -27,9 +27,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
-from jaxrl_post.kernels import coded_gpu, eight_bits, row_tiles, small_arrays
+from jaxrl_post.kernels import coded_gpu, eight_bits, row_tiles, rows_gpu, small_arrays
 from jaxrl_post.kernels.pallas_gpu import pl, plgpu
-from jaxrl_post.kernels.sinks import joined
 
 TILE = 64  # rows of one wgmma
 PLACE = 64  # positions of one place of the ring: 16 KB of keys of 128 numbers
@@ -79,32 +78,63 @@ def attention(
 
     `scales`: of codes (coded_gpu.py). `interpret`: plgpu.InterpretGPUParams, to run without a device."""
     R, N, H = q.shape
+    K = pages.shape[2] * pages.shape[3] // (2 * H)
+    group, width = N // K, padded(N // K)
+    queries = (q * scale).reshape(R, K, group, H).transpose(1, 0, 2, 3)
+    queries = jnp.pad(queries, ((0, 0), (0, 0), (0, width - group), (0, 0))).reshape(K, R * width, H)
+    queries = jnp.pad(queries, ((0, 0), (0, TILE), (0, 0)))  # the last tile reads beyond the rows
+    how = dict(window=window, soft_cap=soft_cap, scales=scales, interpret=interpret)
+    return attention_of_packed(queries, pages, rows, sinks, heads=N, **how)
+
+
+def padded(group: int) -> int:
+    """Returns the rows that the queries of one row and key head take."""
+    return -(-group // ALIGN) * ALIGN
+
+
+def attention_of_packed(
+    queries: Float[Array, "K Q H"],
+    pages: Shaped[Array, "pages page C L"],
+    rows: Any,
+    sinks: Float[Array, " N"] | None = None,
+    *,
+    heads: int,
+    window: int | None,
+    soft_cap: float | None,
+    scales: Float[Array, "pages C2 page"] | None = None,
+    interpret: Any = None,
+) -> Float[Array, "R N H"]:
+    """Returns what `attention` does, of scaled queries that are packed: those of a row and key head lie behind one another,
+    `padded` rows of them, and TILE rows behind the last."""
+    (K, _, H), R = queries.shape, rows.slot.shape[0]
     pages = pages.reshape(*pages.shape[:2], -1, H)  # a key and a value of 64 numbers share a row
-    K = pages.shape[2] // 2
-    group, places = N // K, -(-rows.table.shape[1] * pages.shape[1] // PLACE)
-    padded = -(-group // ALIGN) * ALIGN
+    places, width = -(-rows.table.shape[1] * pages.shape[1] // PLACE), padded(heads // K)
     stretch = max((STRETCH if scales is None else CODED_STRETCH) // PLACE, -(-places // STRETCHES))
-    packed = (q * scale).reshape(R, K, group, H).transpose(1, 0, 2, 3)
-    packed = jnp.pad(packed, ((0, 0), (0, 0), (0, padded - group), (0, 0))).reshape(K, R * padded, H)
-    packed = jnp.pad(packed, ((0, 0), (0, TILE), (0, 0)))  # the last tile reads beyond the rows
-    tiles, how = _tiles(rows, TILE // padded, interpret), dict(padded=padded, window=window, soft_cap=soft_cap)
+    tiles, how = _tiles(rows, TILE // width, interpret), dict(padded=width, window=window, soft_cap=soft_cap)
     how |= dict(stretch=stretch, stretches=-(-places // stretch))
     if scales is None:
         pieces = max(1, PLACE // pages.shape[1])
-        run = _kernel(R, K, H, q.dtype, pieces=pieces, tiles=len(tiles), interpret=interpret, **how)
-        out, stats = run(packed, pages, rows.table, tiles)
-        peak, mass = stats[..., 0], stats[..., -1]
+        run = _kernel(R, K, H, queries.dtype, pieces=pieces, tiles=len(tiles), interpret=interpret, **how)
+        out, stats = run(queries, pages, rows.table, tiles)
+        peak = mass = stats
     else:
         walk = coded_gpu.Walk(tile=TILE, place=PLACE, **how)
-        made = coded_gpu.walk(packed, pages, rows.table, tiles, scales, walk, interpret is not None)
-        out, peak, mass = (x[:, :, : R * padded] for x in made)
-    shape = (-1, K, R, padded)
-    out, peak, mass = out.reshape(*shape, H), peak.reshape(shape), mass.reshape(shape)
-    own = None
-    if sinks is not None:
-        own = jnp.pad(sinks.astype(jnp.float32).reshape(K, 1, group), ((0, 0), (0, 0), (0, padded - group)))
-    out = _combined(out, peak, mass, own, rows, stretch * PLACE, window)
-    return out[:, :, :group].reshape(R, N, H).astype(q.dtype)
+        out, peak, mass = coded_gpu.walk(queries, pages, rows.table, tiles, scales, walk, interpret is not None)
+        peak, mass = peak[..., None], mass[..., None]
+    return rows_gpu.combined(
+        out,
+        peak,
+        mass,
+        rows.position,
+        rows.real,
+        sinks,
+        heads=heads,
+        padded=width,
+        stretch=stretch * PLACE,
+        window=window,
+        dtype=queries.dtype,
+        interpret=interpret is not None,
+    )
 
 
 def _tiles(rows: Any, size: int, interpret: Any) -> Int[Array, "tiles 4"]:
@@ -112,33 +142,6 @@ def _tiles(rows: Any, size: int, interpret: Any) -> Int[Array, "tiles 4"]:
     joined = functools.partial(row_tiles.joined, size, row_tiles.most(rows, size))
     given = rows.slot, rows.position, rows.real
     return small_arrays.run_as_kernel(joined, given, interpret=interpret is not None)
-
-
-def _combined(
-    out: Float[Array, "I K R G H"],
-    peak: Float[Array, "I K R G"],
-    mass: Float[Array, "I K R G"],
-    sinks: Float[Array, "K 1 G"] | None,
-    rows: Any,
-    stretch: int,
-    window: int | None,
-) -> Float[Array, "R K G H"]:
-    """Returns the softmax-weighted sum over I stretches, which the sinks join last.
-
-    Stretches that a row does not reach were never written, and are skipped."""
-    begin = jnp.arange(out.shape[0])[:, None] * stretch
-    low = jnp.zeros_like(rows.position) if window is None else rows.position - window + 1
-    reached = rows.real & (begin <= rows.position) & (begin + stretch > low)
-    reached = reached[:, None, :, None]
-    peak = jnp.where(reached, peak, BIG_NEGATIVE)
-    high = jnp.max(peak, axis=0)
-    share = jnp.where(reached, jnp.exp(peak - high), 0.0)
-    mass = jnp.sum(jnp.where(reached, share * mass, 0.0), axis=0)
-    out = jnp.sum(jnp.where(reached[..., None], share[..., None] * out, 0.0), axis=0)
-    if sinks is not None:
-        shrink, mass = joined(high, mass, sinks)
-        out = out * shrink[..., None]
-    return jnp.moveaxis(out / jnp.where(mass > 0, mass, 1.0)[..., None], 0, 1)
 
 
 def _kernel(

@@ -16,6 +16,7 @@ from jaxrl_post.kernels import (
     flash_tpu,
     grouped,
     hardware,
+    mapped,
     recurrent,
     small_arrays,
     thresholds,
@@ -121,8 +122,8 @@ def of_small_arrays(device: Any, spread: Callable) -> Callable:
         return small_arrays.run
 
     def run(function: Callable, values: Any, tables: Any = (), in_place: int = 0) -> Any:
-        form = small_arrays.one_by_one(small_arrays.run_as_kernel)
-        return spread(functools.partial(form, function, in_place=in_place))(values, tuple(tables))
+        form = functools.partial(small_arrays.run_as_kernel, function, in_place=in_place)
+        return spread(mapped.alone(form))(values, tuple(tables))
 
     return run
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl_post.kernels.pallas_triton import pl, triton
 
@@ -76,27 +75,3 @@ def _load(ref: Any) -> Callable:
 
 def _name(function: Callable) -> str:
     return getattr(function, "func", function).__name__.strip("_")
-
-
-def one_by_one(form: Callable) -> Callable:
-    """Returns a form of `run` that under vmap runs once for each element. A grid would be another kernel."""
-
-    def each(function: Callable, values: Any, tables: Sequence[jax.Array] = (), in_place: int = 0) -> Any:
-        alone = jax.custom_batching.custom_vmap(functools.partial(form, function, in_place=in_place))
-
-        @alone.def_vmap
-        def mapped(size, batched, values, tables):
-            whole = [
-                jax.tree.map(lambda x, has: x if has else jnp.broadcast_to(x, (size, *x.shape)), *one)
-                for one in zip((values, tables), batched, strict=True)
-            ]
-            if size == 1:
-                made = alone(*jax.tree.map(lambda x: x[0], whole))
-                made = jax.tree.map(lambda x: x[None], made)
-            else:
-                made = jax.lax.map(lambda one: alone(*one), tuple(whole))
-            return made, jax.tree.map(lambda _: True, made)
-
-        return alone(values, tuple(tables))
-
-    return each

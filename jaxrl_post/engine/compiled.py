@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxrl_post.engine import recurrent_rows
+from jaxrl_post.engine import between_products, recurrent_rows
 from jaxrl_post.engine.eight_bit_weights import stored
 from jaxrl_post.engine.host.device import DispatchOrder
 from jaxrl_post.engine.host.wire import (
@@ -89,6 +89,7 @@ class Programs:
             platforms=hardware.platforms(mesh.devices.flat[0]),
             of_states=hardware.platforms(mesh.devices.flat[0], hardware.without_flash),
         )
+        self._between = self._kernels_between(functools.partial(meshes.by_replicas, mesh))
         self._small = choice.of_small_arrays(mesh.devices.flat[0], functools.partial(meshes.by_replicas, mesh))
         self._whole = meshes.replicated(mesh)
         self._blocks = meshes.slot_sharding(mesh)
@@ -121,13 +122,26 @@ class Programs:
 
     def _dispatch_program(self, params: Any, drafter: Drafter, rows: int) -> Callable:
         s, (state, tables) = self.sizes, self._shapes(drafter)
-        program = RowProgram(rows=rows, sizes=s, drafter=drafter, small=self._small, **self._fixed)
+        own = dict(small=self._small, between=self._between)
+        program = RowProgram(rows=rows, sizes=s, drafter=drafter, **own, **self._fixed)
         run = functools.partial(dispatch, program)
         run = jax.jit(run, donate_argnums=2, out_shardings=(self._placed, self._whole), compiler_options=self._options)
         given = params, tables, state, self._ints((s.replicas, s.slots, TABLE + s.blocks)), self._ints((3,))
         # The mesh names the device to kernels of Triton where there is none.
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             return run.lower(*given).compile()
+
+    def _kernels_between(self, spread: Callable) -> Callable | None:
+        """Returns RowProgram.between, where kernels serve the model and a replica has one device."""
+        device, plain = self.mesh.devices.flat[0], self.sizes.weights == self.sizes.kv == "auto"
+        if (
+            device.platform not in hardware.GPU
+            or hardware.without_kernels(device)
+            or self.mesh.shape[meshes.TENSOR] > 1
+        ):
+            return None
+        served = between_products.serves(self.config, self.sizes.dtype, self.sizes.page_size)
+        return functools.partial(between_products.of, self.config, spread) if plain and served else None
 
     def _insert_program(self, drafter: Drafter) -> Callable:
         s, (state, _) = self.sizes, self._shapes(drafter)

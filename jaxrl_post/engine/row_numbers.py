@@ -110,9 +110,7 @@ class Settled(NamedTuple):
 USED = 8  # length of a vector of USES: a kernel's lengths are powers of 2
 
 
-def rows_of(
-    sizes: EngineSettings, rows: int, states: bool, given: tuple, token: Callable, number: Callable
-) -> Rows:
+def rows_of(sizes: EngineSettings, rows: int, states: bool, given: tuple, token: Callable, number: Callable) -> Rows:
     """Returns the rows of a step.
 
     Args:
@@ -143,9 +141,7 @@ def rows_of(
     after = row_plan.taken(jnp, position, plan.head_row) + 1
     known = token(plan.head_slot, jnp.minimum(after, sizes.max_length - 1))
     candidate = jnp.where(after < row_plan.taken(jnp, candidate_end, plan.head_slot), known, -1)
-    law = Law(
-        _row(plan.head_slot, c.SEED0, 2, number), *(_column(plan.head_slot, at, number) for at in c.LAW[2:])
-    )
+    law = Law(_row(plan.head_slot, c.SEED0, 2, number), *(_column(plan.head_slot, at, number) for at in c.LAW[2:]))
     return Rows(plan, position, inputs, after, candidate, law, forced, candidate_end)
 
 

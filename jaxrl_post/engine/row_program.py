@@ -67,9 +67,7 @@ def _step(
     calls, start = layer_loop.Callbacks(attend, program.routing, recur), state.cache
     if sizes.route_words:
         calls, start = _recording(calls), (state.cache, ())
-    h, cache = decoder.hidden(
-        params, config, rows.inputs, position, cache=start, dtype=program.dtype, **calls._asdict()
-    )
+    h, cache = program.hidden(params, rows.inputs, at, calls, start)
 
     slot, candidates = plan.head_slot, (rows.candidate,) if sizes.scoring else ()
     (sampled, *law, _, likeliest), kept = _drawn(program, params, h[plan.head_row], *rows.law, rows.after, *candidates)
@@ -107,7 +105,11 @@ def _planned(
         worth = values * jax.lax.bitcast_convert_type(packed[:, c.WEIGHT], jnp.float32)[:, None]
         offers = jnp.pad(worth, ((0, 0), (0, (1 << (width - 1).bit_length()) - width))), offered
     planning = functools.partial(row_numbers.rows_of, sizes, rows, states)
-    return drafts, tokens, Work(program.small(planning, (given.fixed, slots.progress, *offers), (tokens, packed)), values)
+    return (
+        drafts,
+        tokens,
+        Work(program.small(planning, (given.fixed, slots.progress, *offers), (tokens, packed)), values),
+    )
 
 
 def _shared(

@@ -13,7 +13,7 @@ from jaxrl_post.engine import recurrent_rows, row_numbers
 from jaxrl_post.engine.host.wire import EngineSettings
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.kernels import attention, hardware, small_arrays
-from jaxrl_post.models import cache_kinds, decoder, experts
+from jaxrl_post.models import cache_kinds, decode_stack, decoder, experts, layer_loop
 
 
 class State(NamedTuple):
@@ -104,9 +104,22 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class RowProgram(Program):
-    """What is fixed when a dispatch is compiled. `rows`: rows of a step. `small`: a form of small_arrays.run."""
+    """What is fixed when a dispatch is compiled. `rows`: rows of a step. `small`: a form of small_arrays.run.
+
+    between: (rows) -> decode_stack.Between, where kernels run between the products of the layers. None: XLA's operations do."""
 
     rows: int
     sizes: EngineSettings
     drafter: Drafter
     small: Callable = small_arrays.run
+    between: Callable | None = None
+
+    def hidden(
+        self, params: Any, inputs: Array, at: attention.Rows, calls: layer_loop.Callbacks, cache: tuple
+    ) -> tuple[Array, Any]:
+        """Returns the normed output of the last layer for rows, and the cache after it."""
+        if self.between is not None:
+            between = self.between(at)
+            return decode_stack.hidden(params, self.config, inputs, at.position, between, cache, self.dtype)
+        how = dict(cache=cache, dtype=self.dtype, **calls._asdict())
+        return decoder.hidden(params, self.config, inputs, at.position, **how)

@@ -97,7 +97,7 @@ class Decoder(nnx.Module):
                 made = norm(made * jnp.asarray(h.shape[-1] ** -0.5, dtype), self.layer_proj_norm[...], self.config)
                 given = jnp.moveaxis((made + own.reshape(made.shape)) * jnp.asarray(0.5**0.5, dtype), -2, 0)
         with jax.named_scope("rope"):
-            turns = _turns(self.config, positions, jnp.promote_types(dtype, jnp.float32))
+            turns = rotations(self.config, positions, jnp.promote_types(dtype, jnp.float32))
         layers = [self.layers[str(index)] for index in range(self.config.layers)]
         h, cache = layer_loop.run(layers, h, turns, self.config.kept, calls, cache, loop, given)
         with jax.named_scope("final_norm"):
@@ -115,8 +115,8 @@ class Decoder(nnx.Module):
             return jnp.where(jnp.arange(out.shape[-1]) < used, out, NOT_ALLOWED) if used else out
 
 
-def _turns(config: ModelConfig, positions: Array, wide: Any) -> list[tuple[Array, Array]]:
-    """Returns cosines and sines of each layer, one for each rotated pair. Layers with equal ones share theirs."""
+def rotations(config: ModelConfig, positions: Array, wide: Any) -> list[tuple[Array, Array]]:
+    """Returns cosines and sines of each layer, one for each rotated pair, in the dtype `wide`. Layers with equal ones share theirs."""
     made: dict[tuple[bytes, float], tuple[Array, Array]] = {}
     keys = []
     for layer in range(config.layers):

@@ -1,0 +1,50 @@
+"""What a step's rows need between two products, for models/decode_stack.py on GPUs: kernels, on one device of each replica."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import Array
+
+from jaxrl_post.kernels import attention, attention_gpu, mapped, rows_gpu
+from jaxrl_post.models import cache_kinds, decode_stack
+from jaxrl_post.models.model_config import ModelConfig
+
+
+def of(config: ModelConfig, spread: Callable, rows: attention.Rows, *, interpret: Any = None) -> decode_stack.Between:
+    """Returns what the stack calls for these rows. The cache is that of the engine's state.
+
+    Args:
+      spread: (run) -> `run` of one replica such that each device computes its own.
+      interpret: plgpu.InterpretGPUParams, to run without a device.
+    """
+    places, norm = cache_kinds.places(config.kept), dict(eps=config.norm_eps, offset=config.norm_offset)
+    simple = dict(interpret=interpret is not None) | norm
+    normed = functools.partial(rows_gpu.normed, **simple)
+
+    def attend(layer: int, made: Array, biases: Any, norms: Any, turn: Any, cache: Any, sinks: Array | None) -> Any:
+        place, kept = places[layer], config.kept[layer]
+        packing = dict(padded=attention_gpu.padded(config.heads // kept.kv_heads), scale=config.scale_of(layer))
+        how = dict(window=kept.window, soft_cap=config.attn_soft_cap, interpret=interpret)
+
+        def run(made: Array, then: Any, turn: Any, pages: Array, rows: attention.Rows, *sinks: Array) -> Any:
+            given = made, then, turn, pages, rows
+            queries, pages = rows_gpu.packed(*given, heads=config.heads, **packing, **simple)
+            out = attention_gpu.attention_of_packed(queries, pages, rows, *sinks, heads=config.heads, **how)
+            return out, pages
+
+        then, own = rows_gpu.Projection(biases, norms), () if sinks is None else (sinks,)
+        out, pages = spread(mapped.alone(run))(made, then, turn, cache[place].pages, rows, *own)
+        return out, (*cache[:place], attention.Cache(pages), *cache[place + 1 :])
+
+    return decode_stack.Between(rows_gpu.product, spread(mapped.alone(normed)), attend)
+
+
+def serves(config: ModelConfig, dtype: Any, page: int) -> bool:
+    """Returns whether kernels serve a model's layers."""
+    shapes = {(kept.kv_heads, kept.head_dim) for kept in config.kept if isinstance(kept, cache_kinds.Pages)}
+    return decode_stack.serves(config) and all(
+        attention_gpu.serves(dtype, dtype, config.heads, kv_heads, head_dim, page) for kv_heads, head_dim in shapes
+    )
