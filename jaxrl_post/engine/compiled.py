@@ -39,8 +39,8 @@ from jaxrl_post.kernels import attention, choice, hardware, verify
 from jaxrl_post.models import cache_kinds, decoder, experts
 from jaxrl_post.parallel import mesh as meshes
 
-# For matrices in codes on GPUs. XLA would cut the sum of a product into parts, more of them where rows are few, and keep the parts
-# in memory in float32.
+# For matrices in codes on GPUs, and for products that rows_gpu.product cuts itself. XLA would cut the sum of a product into parts,
+# more of them where rows are few, and keep the parts in memory in float32.
 ONE_SUM = {"xla_gpu_experimental_force_split_k": 1}
 
 
@@ -125,7 +125,8 @@ class Programs:
         own = dict(small=self._small, between=self._between)
         program = RowProgram(rows=rows, sizes=s, drafter=drafter, **own, **self._fixed)
         run = functools.partial(dispatch, program)
-        run = jax.jit(run, donate_argnums=2, out_shardings=(self._placed, self._whole), compiler_options=self._options)
+        options = ONE_SUM if self._between else self._options
+        run = jax.jit(run, donate_argnums=2, out_shardings=(self._placed, self._whole), compiler_options=options)
         given = params, tables, state, self._ints((s.replicas, s.slots, TABLE + s.blocks)), self._ints((3,))
         # The mesh names the device to kernels of Triton where there is none.
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
