@@ -24,10 +24,8 @@ def alone(run: Callable) -> Callable:
             return once(*tree.unflatten([next(own) if one else x for x, one in zip(leaves, has, strict=True)]))
 
         own = [x for x, one in zip(leaves, has, strict=True) if one]
-        if size == 1:
-            made = jax.tree.map(lambda x: x[None], called([x[0] for x in own]))
-        else:
-            made = jax.lax.map(called, own)
+        alone = size == 1  # no loop of one turn
+        made = jax.tree.map(lambda x: x[None], called([x[0] for x in own])) if alone else jax.lax.map(called, own)
         return made, jax.tree.map(lambda _: True, made)
 
     return once

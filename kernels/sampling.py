@@ -35,6 +35,10 @@ TILE = 1024
 TILE_TAG = 1 << 31
 
 
+# Two words a row. A kernel, which has no slices, gives them as two columns.
+Seeds = UInt32[Array, "R 2"] | tuple[UInt32[Array, "R 1"], UInt32[Array, "R 1"]]
+
+
 class Drawn(NamedTuple):
     """The samples of R rows.
 
@@ -48,10 +52,8 @@ class Drawn(NamedTuple):
     argmax_tokens: Int[Array, " R"]
 
 
-def gumbel(
-    seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"], words: UInt32[Array, "R W"]
-) -> Float[Array, "R W"]:
-    """Returns standard Gumbel numbers, float32, one for each row and word. seeds: a kernel may give the two columns, [R, 1] each."""
+def gumbel(seeds: Seeds, positions: Int[Array, " R"], words: UInt32[Array, "R W"]) -> Float[Array, "R W"]:
+    """Returns standard Gumbel numbers, float32, one for each row and word."""
     keys = seeds if isinstance(seeds, tuple) else (seeds[:, :1], seeds[:, 1:])
     bits = threefry.first_word(jnp, *keys, positions[:, None].astype(jnp.uint32), words)
     u = jnp.minimum(((bits >> 1).astype(jnp.float32) + 0.5) * (2.0**-31), 1.0 - 2.0**-24)

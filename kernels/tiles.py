@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Int
 
 from jaxrl_post.kernels import sampling
 
@@ -88,7 +88,7 @@ def _read(logits: Array | InMemory, columns: Int[Array, "R W"]) -> Float[Array, 
 def part(
     logits: Float[Array, "R V"] | InMemory,
     found: Statistics,
-    seeds: UInt32[Array, "R 2"],
+    seeds: sampling.Seeds,
     positions: Int[Array, " R"],
     temperatures: Float[Array, " R"],
     thresholds: Float[Array, " R"] | None,
@@ -122,7 +122,7 @@ def part(
 def sampled(
     logits: Float[Array, "R V"] | InMemory,
     found: Statistics,
-    seeds: UInt32[Array, "R 2"],
+    seeds: sampling.Seeds,
     positions: Int[Array, " R"],
     temperatures: Float[Array, " R"],
     thresholds: Float[Array, " R"] | None,
@@ -161,7 +161,7 @@ def given_part(
     )
 
 
-def _tile_noise(found: Statistics, seeds: Array, positions: Array, first: Array | int) -> Float[Array, "R tiles"]:
+def _tile_noise(found: Statistics, seeds: sampling.Seeds, positions: Array, first: Array | int) -> Float[Array, "R tiles"]:
     """Returns each tile's score minus its scaled peak: the log of its mass plus its Gumbel number."""
     rows, tiles = found.mass.shape
     words = jnp.arange(tiles, dtype=jnp.uint32) + np.uint32(sampling.TILE_TAG)
@@ -196,7 +196,7 @@ def _argmax(logits: Array | InMemory, peaks: Array) -> Int[Array, " R"]:
 def _inside(
     logits: Array | InMemory,
     best: Array,
-    seeds: Array,
+    seeds: sampling.Seeds,
     positions: Array,
     greedy: Array,
     lowest: Array,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 
+import abstract_chips
 import engine_lab as lab
 import jax
 import jax.numpy as jnp
@@ -54,7 +56,7 @@ def cut(logits, heat):
 reference = jax.jit(sampling.sample)
 
 
-jitted = functools.cache(lambda shell: jax.jit(verify.drawn_by(shell)))
+jitted = functools.cache(lambda shell, drawing=tiles.sampled: jax.jit(verify.drawn_by(shell, drawing=drawing)))
 
 
 def drawn(shell, *args) -> sampling.Drawn:
@@ -108,6 +110,17 @@ def test_given_ids_have_their_log_probs_in_one_part_of_the_vocabulary_and_in_two
     for got in (drawn(SHELLS[shell], logits, *numbers, ids), tiles.drawn(parts, heat)):
         np.testing.assert_array_equal(got.tokens, want.tokens)
         np.testing.assert_allclose(got.logprobs, want.logprobs, atol=1e-5, rtol=1e-5)
+
+
+def test_one_kernel_for_each_row_draws_what_the_tile_math_draws():
+    """Bit for bit, with thresholds and without, and for given ids. Three tiles are no power of 2."""
+    by_row = functools.partial(sampling_gpu.sampled, interpret=True)
+    logits, seeds, at, heat = given(9, 2052)
+    ids = jnp.asarray([-1, 3, 2047, 0, 700, -1, 1023, 1024, 1500], jnp.int32)
+    for lowest, own in ((None, None), (cut(logits, heat), ids)):
+        args = (logits, seeds, at, heat, lowest, own)
+        for one, two in zip(jitted(ON_GPU, by_row)(*args), jitted(ON_GPU)(*args), strict=True):
+            assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
 
 
 def test_odd_vocabularies_on_tpu():
@@ -181,7 +194,8 @@ def test_lowers_to_the_kernel_that_serves(platform, vocab):
         shape((160,), jnp.float32),
         shape((160,), jnp.float32),
     )
-    text = jax.jit(verify.verify_sample).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+    with abstract_chips.hopper() if platform == "cuda" else contextlib.nullcontext():
+        text = jax.jit(verify.verify_sample).trace(*args).lower(lowering_platforms=(platform,)).as_text()
     assert (CUSTOM_CALL[platform] in text) == verify.KERNELS[platform].serves(160, vocab)
     text = jax.jit(verify.verify_sample).trace(*args).lower(lowering_platforms=("cpu",)).as_text()
     assert "custom_call" not in text.replace("stablehlo.custom_call @Sharding", "")
@@ -214,21 +228,27 @@ def test_the_row_program_holds_the_kernel(platform, shape):
     params = jax.tree.map(
         lambda x, home: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=home), decoder.abstract(config), homes
     )
+    sizes, chips = programs.sizes, mesh
+    if platform == "cuda":
+        chips = abstract_chips.mesh_of(mesh)
+        run = functools.partial(meshes.by_vocab, chips)
+        sizes = dataclasses.replace(sizes, shards=sizes.shards and sizes.shards._replace(run=run))
     run = jax.jit(
         functools.partial(
             row_program.dispatch,
             RowProgram(
                 rows=8,
-                sizes=programs.sizes,
+                sizes=sizes,
                 config=config,
                 dtype=jnp.float32,
                 drafter=programs.drafter,
-                spread=functools.partial(meshes.by_heads, mesh),
+                spread=functools.partial(meshes.by_heads, chips),
                 spread_states=lambda read: read,
             ),
         )
     )
     packed = jax.ShapeDtypeStruct((sizes.replicas, 4, TABLE + sizes.blocks), jnp.int32)
     state, tables = jax.eval_shape(lambda: programs.blanks(programs.drafter))
-    traced = run.trace(params, tables, state, packed, jax.ShapeDtypeStruct((3,), jnp.int32))
-    assert CUSTOM_CALL[platform] in traced.lower(lowering_platforms=(platform,)).as_text()
+    with abstract_chips.hopper(chips) if platform == "cuda" else contextlib.nullcontext():
+        traced = run.trace(params, tables, state, packed, jax.ShapeDtypeStruct((3,), jnp.int32))
+        assert CUSTOM_CALL[platform] in traced.lower(lowering_platforms=(platform,)).as_text()

@@ -115,6 +115,12 @@ class EngineConfig:
         used_when="engine.weights!=auto or engine.kv!=auto or model.weights!=auto",
         doc="Whether a run may train on rollouts of 8 bits without importance weights, rejection, or model.weights.",
     )
+    one_graph: bool = any_of_type(
+        False,
+        used_when=_ENGINE,
+        doc="Whether a GPU runs all steps of a dispatch as one CUDA graph, and not each step as one. It compiles. No GPU has run "
+        "it yet. Other devices have no graphs.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,9 @@ from jaxrl_post.parallel import mesh as meshes
 # For matrices in codes on GPUs, and for products that rows_gpu.product cuts itself. XLA would cut the sum of a product into parts,
 # more of them where rows are few, and keep the parts in memory in float32.
 ONE_SUM = {"xla_gpu_experimental_force_split_k": 1}
+# What CUDA graphs may hold: XLA's defaults (jaxlib 0.11), and loops.
+_IN_GRAPHS = "FUSION CUBLAS CUBLASLT CUDNN CUSTOM_CALL CONDITIONAL DYNAMIC_SLICE_FUSION WHILE"
+ONE_GRAPH = {"xla_gpu_enable_command_buffer": _IN_GRAPHS.replace(" ", ",")}
 
 
 def insert(drafter: Drafter, state: State, entry: Entry) -> State:
@@ -98,8 +101,8 @@ class Programs:
             functools.partial(jax.sharding.NamedSharding, mesh),
             (attention.divided(by_axis, sizes.kv), recurrent_rows.divided(by_axis)),
         )
-        on_gpu = mesh.devices.flat[0].platform in hardware.GPU
-        self._options = ONE_SUM if on_gpu and config.eight_bits is not None else None
+        self._on_gpu = mesh.devices.flat[0].platform in hardware.GPU
+        self._options = ONE_SUM if self._on_gpu and config.eight_bits is not None else None
         own = [one for one in config.kept if one.of is None]
         self._placed = State(
             tuple(pages if isinstance(one, cache_kinds.Pages) else states for one in own), *[self._blocks] * 3
@@ -125,8 +128,9 @@ class Programs:
         own = dict(small=self._small, between=self._between)
         program = RowProgram(rows=rows, sizes=s, drafter=drafter, **own, **self._fixed)
         run = functools.partial(dispatch, program)
-        options = ONE_SUM if self._between else self._options
-        run = jax.jit(run, donate_argnums=2, out_shardings=(self._placed, self._whole), compiler_options=options)
+        options = ONE_SUM if self._between else self._options or {}
+        options |= ONE_GRAPH if s.one_graph and self._on_gpu else {}
+        run = jax.jit(run, donate_argnums=2, out_shardings=(self._placed, self._whole), compiler_options=options or None)
         given = params, tables, state, self._ints((s.replicas, s.slots, TABLE + s.blocks)), self._ints((3,))
         # The mesh names the device to kernels of Triton where there is none.
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):

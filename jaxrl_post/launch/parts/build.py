@@ -227,6 +227,7 @@ def engine_sizes(config: Config, layout: Layout, model: decoder.ModelConfig | No
         row_sizes=tuple(size * more for size in c.row_sizes),
         head_rows=config.head_rows * more,
         steps_per_dispatch=c.steps_per_dispatch,
+        one_graph=c.one_graph,
         restricted=config.restricted,
         kept_ids=config.kept_ids,
         route_words=memory_plan.route_words(config, model) if model else 0,
