@@ -105,6 +105,7 @@ GPU_PLACE = 64  # positions that the paged kernel of GPUs loads at once (kernels
 TPU_POSITIONS = 256  # that the paged kernel of TPUs multiplies at once (kernels/attention_tpu.py)
 TPU_ROWS = 64  # of its largest tile, whose rows its name tells
 GPU_TILE = 64  # rows of a tile of the paged kernel of GPUs, each a row of the program and a query head
+SAMPLED = 4 * 1024  # bytes of a tile of logits, of which a row's sample and its likeliest id take one each
 GPU_VALUES = 256  # columns of the values of a block of its grid, which makes all scores
 STRETCH = 1024  # positions of one block of its grid, at least
 CODED_STRETCH = 2048  # the same over pages of codes
@@ -126,6 +127,13 @@ def paged(ends: Ends, rows: int, pages_alone: bool = False) -> Mapping[str, Kern
         rf"paged_rows_by_{size}\b": functools.partial(_shared, ends=ends, size=size, pages_alone=pages_alone)
         for size in range(1, TPU_ROWS + 1)
     } | {
+        r"pack_rows": _packed,
+        r"combine_stretches": lambda given, made: _combined(given, made, ends, pages_alone),
+        r"gpu\.triton.*/(rows_of|settled|joined)/": lambda given, made: (0.0, _vectors(given, made)),
+        r"gpu\.triton.*/sample/": lambda given, made: (
+            0.0,
+            float(given[0].dims[0] * 2 * SAMPLED + _vectors(given, made)),
+        ),
         r"attend_codes": lambda given, made: _coded(given, ends, rows, pages_alone),
         r"mosaic_gpu.*attend": lambda given, made: _tiled(given, made, ends, rows, pages_alone),
         r"mosaic_gpu|tpu_custom_call|gpu\.triton": lambda given, made: (
@@ -150,6 +158,30 @@ def _shared(
     turns = sum(-(-end // TPU_POSITIONS) for end in groups)
     near = sum(0 if one.place else one.bytes for one in (made[0], *(x for x in given if x.dims == made[0].dims)))
     return 4.0 * size * heads * wide * TPU_POSITIONS * turns, float(read + (0 if pages_alone else near))
+
+
+def _packed(given: Sequence[Array], made: Sequence[Array]) -> tuple[float, float]:
+    """Reads a product, and writes queries and what the rows add to the pages."""
+    product, (pages, queries) = next(one for one in given if len(one.dims) == 3 and one.dtype == "f32"), made
+    wide = product.dims[2] * queries.dtype_bytes
+    heads = wide - pages.dims[2] * pages.dims[3] * queries.dtype_bytes
+    return 0.0, float(product.bytes + product.dims[1] * (heads + pages.dims[2] * pages.dims[3] * pages.dtype_bytes))
+
+
+def _combined(given: Sequence[Array], made: Sequence[Array], ends: Ends, pages_alone: bool) -> tuple[float, float]:
+    """Reads the stretches that each row reaches: values, peak and mass of each of its query heads.
+
+    Stretches are taken as the shortest, where long tables have longer ones and fewer."""
+    (values, peak), (rows, heads, head) = given[:2], made[0].dims
+    stretch, reached = STRETCH if peak.dims[-1] > 1 else CODED_STRETCH, ends(1)
+    turns = rows * sum(min(values.dims[0], -(-end // stretch)) for end in reached) / max(1, len(reached))
+    return 0.0, 0.0 if pages_alone else float(turns * heads * (head + 2) * 4 + made[0].bytes)
+
+
+def _vectors(given: Sequence[Array], made: Sequence[Array]) -> float:
+    """Returns the bytes of a kernel's small arrays. Tables are read at some places alone."""
+    own = [one for one in given if len(one.dims) == 1 or one.dims == made[0].dims]
+    return float(sum(one.bytes for one in (*own, *made)))
 
 
 def _coded(given: Sequence[Array], ends: Ends, rows: int, pages_alone: bool) -> tuple[float, float]:

@@ -83,6 +83,19 @@ def count(text: str, kernels: Mapping[str, Kernel] | None = None) -> Traffic:
     return Traffic(tuple(costs), tuple(found), tuple(dict.fromkeys((*loops, *unknown))))
 
 
+def moved(program: Program, run: Run, kernels: Mapping[str, Kernel]) -> float:
+    """Returns the bytes of the device's memory that one line moves in one turn.
+
+    Raises:
+      ValueError: a kernel without a formula.
+    """
+    unknown: list[str] = []
+    size = _kernel(run, kernels, unknown)[1] if _is_kernel(run.line) else _moved(program, run)
+    if unknown:
+        raise ValueError(f"kernels without a formula: {unknown}")
+    return size
+
+
 def _is_kernel(line: Instruction) -> bool:
     return line.operation.startswith("custom-call") and line.target not in FREE_CALLS | ASYNC_CALLS
 
