@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
+from jaxrl_post.kernels import pairs
+
 MANY = 2048  # rows, above which pairs of them cost more than a scan's kernels
 
 
@@ -30,14 +32,16 @@ def joined(size: int, most: int, rows: tuple[Array, Array, Array]) -> Int[Array,
     """Returns what `of` does, from slot, position and whether a row is real. A function for kernels/small_arrays.py."""
     (slot, position, real), row = rows, jnp.arange(rows[0].shape[0], dtype=jnp.int32)
     opens = real & (_rank(slot, real) % size == 0)
-    number = _running(opens.astype(jnp.int32))  # of a row's tile, from 1 on
-    mine = (number == jnp.arange(most, dtype=jnp.int32)[:, None] + 1) & real
-    first = mine & opens
-    from_first = (jnp.sum(jnp.where(first, x, 0), axis=1, dtype=jnp.int32) for x in (slot, row, position))
-    slot, start, position = from_first
-    columns = slot, start, jnp.sum(mine, axis=1, dtype=jnp.int32), position
+    # Of a row's tile, from 1 on. Rows that are not real have none.
+    number = jnp.where(real, _running(opens.astype(jnp.int32)), 0)
+    tile = jnp.arange(most, dtype=jnp.int32) + 1
+
+    def of_tile(values: Array) -> Array:
+        return pairs.sums(jnp, lambda tile, own, value: jnp.where(own == tile, value, 0), (tile,), (number, values))
+
+    columns = *(jnp.where(opens, x, 0) for x in (slot, row)), real.astype(jnp.int32), jnp.where(opens, position, 0)
     place = jnp.arange(len(columns))
-    return sum(jnp.where(place == at, x[:, None], 0) for at, x in enumerate(columns))
+    return sum(jnp.where(place == at, of_tile(x)[:, None], 0) for at, x in enumerate(columns))
 
 
 def _rank(slot: Int[Array, " R"], real: Bool[Array, " R"]) -> Int[Array, " R"]:
@@ -47,15 +51,13 @@ def _rank(slot: Int[Array, " R"], real: Bool[Array, " R"]) -> Int[Array, " R"]:
         follows = (slot[1:] == slot[:-1]) & real[:-1]
         first = real & ~jnp.concatenate([jnp.zeros(1, bool), follows])
         return row - lax.cummax(jnp.where(first, row, 0))
-    before = (row[None, :] < row[:, None]) & (slot[None, :] == slot[:, None]) & real[None, :]
-    return jnp.sum(before, axis=1, dtype=jnp.int32)
+
+    def before(row: Array, mine: Array, at: Array, slot: Array, there: Array) -> Array:
+        return jnp.where((at < row) & (slot == mine), there, 0)
+
+    return pairs.sums(jnp, before, (row, slot), (row, slot, real.astype(jnp.int32)))
 
 
 def _running(values: Int[Array, " R"]) -> Int[Array, " R"]:
-    """Returns the sum of the values up to each of them.
-
-    Few values are summed over a mask of all pairs: a scan would be small kernels of its own, in every step."""
-    if values.shape[0] > MANY:
-        return jnp.cumsum(values)
-    at = jnp.arange(values.shape[0])
-    return jnp.sum(jnp.where(at[None, :] <= at[:, None], values[None, :], 0), axis=1, dtype=values.dtype)
+    """Returns the sum of the values up to each of them. Many values are scanned."""
+    return jnp.cumsum(values) if values.shape[0] > MANY else pairs.running(jnp, values)

@@ -3,6 +3,8 @@
 A step of the engine has chains of sums over some hundred whole numbers. XLA makes a kernel of each sum, because a sum has
 to end before its result is used. One block of threads, in Pallas-Triton, computes such a chain from its beginning to its end.
 
+Registers hold 64 pairs a thread at most. Of 256 rows and slots, some are kept in the chip's nearest cache for a while.
+
 The function is the same everywhere, so there is one law. It may use what Pallas-Triton lowers: no indexing of values, no
 slices, no sort. What it reads by index are tables, which stay in memory.
 """

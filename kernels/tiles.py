@@ -161,7 +161,9 @@ def given_part(
     )
 
 
-def _tile_noise(found: Statistics, seeds: sampling.Seeds, positions: Array, first: Array | int) -> Float[Array, "R tiles"]:
+def _tile_noise(
+    found: Statistics, seeds: sampling.Seeds, positions: Array, first: Array | int
+) -> Float[Array, "R tiles"]:
     """Returns each tile's score minus its scaled peak: the log of its mass plus its Gumbel number."""
     rows, tiles = found.mass.shape
     words = jnp.arange(tiles, dtype=jnp.uint32) + np.uint32(sampling.TILE_TAG)

@@ -130,7 +130,9 @@ class Programs:
         run = functools.partial(dispatch, program)
         options = ONE_SUM if self._between else self._options or {}
         options |= ONE_GRAPH if s.one_graph and self._on_gpu else {}
-        run = jax.jit(run, donate_argnums=2, out_shardings=(self._placed, self._whole), compiler_options=options or None)
+        run = jax.jit(
+            run, donate_argnums=2, out_shardings=(self._placed, self._whole), compiler_options=options or None
+        )
         given = params, tables, state, self._ints((s.replicas, s.slots, TABLE + s.blocks)), self._ints((3,))
         # The mesh names the device to kernels of Triton where there is none.
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):

@@ -1,7 +1,7 @@
 """The whole numbers of a step: which rows run and from which tokens, and what the samples of its head rows settle.
 
-Each is one function of small arrays, so that a GPU computes it by one kernel (kernels/small_arrays.py). Sums run over masks
-of all pairs, as in row_plan.py.
+Each is one function of small arrays, so that a GPU computes it by one kernel (kernels/small_arrays.py). Sums run over pairs,
+as in row_plan.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jaxtyping import Array
 from jaxrl_post.engine import row_plan
 from jaxrl_post.engine.host import wire as c
 from jaxrl_post.engine.host.wire import EngineSettings
+from jaxrl_post.kernels import pairs
 from jaxrl_post.ring.types import MOST_ENDS
 
 
@@ -136,11 +137,11 @@ def rows_of(sizes: EngineSettings, rows: int, states: bool, given: tuple, token:
         left = of.watch - num_computed
         heads["most"] = jnp.where(left > 0, left, forced)
     plan = row_plan.plan(jnp, forced, candidates, worth, of.order, rows=rows, **heads)
-    position = jnp.where(plan.real, row_plan.taken(jnp, num_computed, plan.slot) + plan.offset, 0)
+    position = jnp.where(plan.real, pairs.taken(jnp, num_computed, plan.slot) + plan.offset, 0)
     inputs = jnp.where(plan.real, token(plan.slot, position), 0)
-    after = row_plan.taken(jnp, position, plan.head_row) + 1
+    after = pairs.taken(jnp, position, plan.head_row) + 1
     known = token(plan.head_slot, jnp.minimum(after, sizes.max_length - 1))
-    candidate = jnp.where(after < row_plan.taken(jnp, candidate_end, plan.head_slot), known, -1)
+    candidate = jnp.where(after < pairs.taken(jnp, candidate_end, plan.head_slot), known, -1)
     law = Law(_row(plan.head_slot, c.SEED0, 2, number), *(_column(plan.head_slot, at, number) for at in c.LAW[2:]))
     return Rows(plan, position, inputs, after, candidate, law, forced, candidate_end)
 
@@ -156,13 +157,22 @@ def _row(slot: Array, column: int, many: int, number: Callable) -> Array:
     return number(jnp.broadcast_to(slot[:, None], both), jnp.broadcast_to(column + jnp.arange(many), both))
 
 
+def _of_slots(slots: Array, slot: Array, values: Array) -> Array:
+    """Returns the sum of the values of each slot's head rows, int32[S]."""
+    return pairs.sums(jnp, lambda mine, slot, value: jnp.where(slot == mine, value, 0), (slots,), (slot, values))
+
+
 def accept(plan: row_plan.Plan, candidate: Array, sampled: Array, ended: Array) -> tuple[Array, Array, Array]:
     """Returns, for each head row: the token to write, whether it is kept, and whether it equals its candidate and may be
     continued."""
     slot, at = plan.head_slot, jnp.arange(sampled.shape[0])
     match = (sampled == candidate) & ~ended & plan.head_real
-    before = (slot[None, :] == slot[:, None]) & (at[None, :] < at[:, None])
-    return sampled, plan.head_real & (jnp.sum(before & ~match[None, :], axis=1, dtype=jnp.int32) == 0), match
+
+    def missed(mine: Array, place: Array, slot: Array, at: Array, miss: Array) -> Array:
+        return jnp.where((slot == mine) & (at < place), miss, 0)
+
+    before = pairs.sums(jnp, missed, (slot, at), (slot, at, (~match).astype(jnp.int32)))
+    return sampled, plan.head_real & (before == 0), match
 
 
 def settled(sizes: EngineSettings, given: tuple, number: Callable[[Array, Array], Array]) -> Settled:
@@ -180,10 +190,9 @@ def settled(sizes: EngineSettings, given: tuple, number: Callable[[Array, Array]
     slot, at = plan.head_slot, jnp.arange(plan.head_slot.shape[0])
     ended = jnp.sum(sampled[:, None] == _row(slot, c.FIRST_END, MOST_ENDS, number), axis=1, dtype=jnp.int32) > 0
     sampled, counts, match = accept(plan, rows.candidate, sampled, ended)
-    mine = (slot[None, :] == slots[:, None]) & counts[None, :]
 
     def heads_of_slot(which: Array) -> Array:
-        return jnp.sum(mine & which[None, :], axis=1, dtype=jnp.int32)
+        return _of_slots(slots, slot, (counts & which).astype(jnp.int32))
 
     gained = heads_of_slot(counts)
     num_tokens = progress.num_tokens + gained
@@ -203,7 +212,7 @@ def settled(sizes: EngineSettings, given: tuple, number: Callable[[Array, Array]
         jnp.where(counts, rows.after, sizes.max_length),
         progress.num_tokens - of.num_tokens,
         gained,
-        jnp.sum(jnp.where(mine & (plan.head_rank == 0)[None, :], at[None, :], 0), axis=1, dtype=jnp.int32),
+        _of_slots(slots, slot, jnp.where(counts & (plan.head_rank == 0), at, 0)),
     )
 
 

@@ -4,13 +4,15 @@ Order of service: one row for every running slot; prefill rows, oldest slot firs
 evenly; draft rows, the most valuable first. A slot whose forced rows were cut gets no candidate row. Invariant: the
 plan decides when a position is computed, never its token.
 
-Sums, ranks and levels are sums over masks of all pairs. A scan, a sort or a scatter would be several small kernels each in
+Sums, ranks and levels are sums over pairs (kernels/pairs.py). A scan, a sort or a scatter would be several small kernels each in
 every step on an accelerator, and slots are few. On GPUs the whole plan is one kernel (kernels/small_arrays.py).
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+
+from jaxrl_post.kernels import pairs
 
 Array = Any
 VALUE_STEPS = 1 << 12
@@ -39,7 +41,7 @@ def level_fill(xp, wants: Array, budget: Array, order: Array, rounds: int) -> Ar
     What cannot be shared evenly goes to the first slots in `order`. `rounds`: bits of the largest level that can
     matter."""
     levels = xp.arange(1 << rounds, dtype=wants.dtype) + 1
-    affordable = xp.sum(xp.minimum(wants[None, :], levels[:, None]), axis=1) <= budget
+    affordable = pairs.sums(xp, xp.minimum, (levels,), (wants,)) <= budget
     # Shares do not shrink as the level rises, so the number of levels is the highest one.
     level = xp.sum(affordable.astype(wants.dtype))
     share = xp.minimum(wants, level)
@@ -68,25 +70,13 @@ def value_fill(xp, values: Array, budget: Array, order: Array) -> Array:
 def rank_of(xp, order: Array) -> Array:
     """Returns int[S]: the place of each slot in `order`, a permutation of slots."""
     at = xp.arange(order.shape[0], dtype=order.dtype)
-    return xp.sum(xp.where(order[None, :] == at[:, None], at[None, :], 0), axis=1).astype(order.dtype)
+    return pairs.sums(xp, lambda mine, slot, at: xp.where(slot == mine, at, 0), (at,), (order, at))
 
 
 def _before(xp, values: Array, order: Array) -> Array:
     """Returns int[S]: the sum of the values of all slots that come before each slot in `order`."""
     rank = rank_of(xp, order)
-    return xp.sum(xp.where(rank[None, :] < rank[:, None], values[None, :], 0), axis=1).astype(values.dtype)
-
-
-def _running(xp, values: Array) -> Array:
-    """Returns int[n]: the sum of the values up to each of them."""
-    at = xp.arange(values.shape[0])
-    return xp.sum(xp.where(at[None, :] <= at[:, None], values[None, :], 0), axis=1).astype(values.dtype)
-
-
-def taken(xp, values: Array, at: Array) -> Array:
-    """Returns values[at], of vectors of whole numbers."""
-    every = xp.arange(values.shape[0], dtype=at.dtype)
-    return xp.sum(xp.where(at[:, None] == every[None, :], values[None, :], 0), axis=1).astype(values.dtype)
+    return pairs.sums(xp, lambda mine, rank, value: xp.where(rank < mine, value, 0), (rank,), (rank, values))
 
 
 def counts(
@@ -133,16 +123,16 @@ def plan(
     sampling = xp.maximum(count - forced + 1, 0) * (count > 0)
     slot, offset, real = _spread(xp, count, rows)
     head_slot, head_rank, head_real = _spread(xp, sampling, places or heads)
-    first = taken(xp, _running(xp, count) - sampling, head_slot)
+    first = pairs.taken(xp, pairs.running(xp, count) - sampling, head_slot)
     head_row = xp.where(head_real, first + head_rank, 0)
     return Plan(slot, offset, real, count, head_row, head_slot, head_rank, head_real)
 
 
 def _spread(xp, count: Array, size: int) -> tuple[Array, Array, Array]:
     """Returns, for each of `size` places: its slot, its index within the slot, and whether it is used."""
-    end = _running(xp, count)
+    end = pairs.running(xp, count)
     place = xp.arange(size, dtype=count.dtype)
-    slot = xp.sum((place[:, None] >= end[None, :]).astype(count.dtype), axis=1)
+    slot = pairs.sums(xp, lambda place, end: place >= end, (place,), (end,))
     real = slot < count.shape[0]
     slot = xp.where(real, slot, count.shape[0] - 1)
-    return slot, place - taken(xp, end - count, slot), real
+    return slot, place - pairs.taken(xp, end - count, slot), real
