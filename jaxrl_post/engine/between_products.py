@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from jaxtyping import Array
 
-from jaxrl_post.kernels import attention, attention_gpu, mapped, rows_gpu
+from jaxrl_post.engine.host.wire import EngineSettings
+from jaxrl_post.kernels import attention, attention_gpu, eight_bits, hardware, mapped, rows_gpu, small_arrays
 from jaxrl_post.models import cache_kinds, decode_stack
 from jaxrl_post.models.model_config import ModelConfig
 
@@ -48,3 +51,33 @@ def serves(config: ModelConfig, dtype: Any, page: int) -> bool:
     return decode_stack.serves(config) and all(
         attention_gpu.serves(dtype, dtype, config.heads, kv_heads, head_dim, page) for kv_heads, head_dim in shapes
     )
+
+
+def reason(config: ModelConfig, device: Any, ways: int, sizes: EngineSettings) -> str:
+    """Returns why XLA's operations run between products, or nothing. ways: devices that share a replica's heads."""
+    if device.platform not in hardware.GPU:
+        return "the kernels between products are written for GPUs"
+    if without := hardware.without_kernels(device):
+        return without
+    if ways > 1:
+        return f"the kernels between products need one device a replica, and here are {ways}"
+    if not sizes.weights == sizes.kv == eight_bits.AUTO:
+        return "the kernels between products know no codes of 8 bits"
+    if not serves(config, sizes.dtype, sizes.page_size):
+        return f"the kernels between products need {decode_stack.NEEDS}, and attention with {attention_gpu.NEEDS}"
+    return ""
+
+
+def lines(config: ModelConfig, device: Any, ways: int, sizes: EngineSettings) -> list[str]:
+    """Returns what a run on a GPU says of its steps where more kernels run than could, and of an option that does nothing."""
+    if device.platform not in hardware.GPU:
+        return [f"engine.one_graph: {device.platform} has no CUDA graphs"] if sizes.one_graph else []
+    why, counts = reason(config, device, ways, sizes), [sizes.slots, *sizes.row_sizes]
+    found = [f"kernels: XLA's operations run between the products of a step, because {why}"] if why else []
+    if not all(small_arrays.fits(np.empty(count, bool)) for count in counts):
+        most = math.isqrt(small_arrays.MOST)
+        found.append(
+            f"kernels: XLA computes the rows of a step. One kernel needs slots and rows that are powers of 2 up to {most}; "
+            f"here are {sizes.slots} slots and {sizes.row_sizes} rows"
+        )
+    return found

@@ -140,15 +140,10 @@ class Programs:
 
     def _kernels_between(self, spread: Callable) -> Callable | None:
         """Returns RowProgram.between, where kernels serve the model and a replica has one device."""
-        device, plain = self.mesh.devices.flat[0], self.sizes.weights == self.sizes.kv == "auto"
-        if (
-            device.platform not in hardware.GPU
-            or hardware.without_kernels(device)
-            or self.mesh.shape[meshes.TENSOR] > 1
-        ):
+        where = self.mesh.devices.flat[0], self.mesh.shape[meshes.TENSOR]
+        if between_products.reason(self.config, *where, self.sizes):
             return None
-        served = between_products.serves(self.config, self.sizes.dtype, self.sizes.page_size)
-        return functools.partial(between_products.of, self.config, spread) if plain and served else None
+        return functools.partial(between_products.of, self.config, spread)
 
     def _insert_program(self, drafter: Drafter) -> Callable:
         s, (state, _) = self.sizes, self._shapes(drafter)

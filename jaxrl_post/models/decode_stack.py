@@ -18,6 +18,7 @@ from jaxrl_post.models.cache_kinds import Pages
 from jaxrl_post.models.model_config import ACTIVATIONS, ModelConfig
 
 SIDES = ("q", "k", "v")
+NEEDS = "layers of attention with keys and values of their own and one dense feed-forward, without low-rank additions or further norms"
 
 
 class Between(NamedTuple):

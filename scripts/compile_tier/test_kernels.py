@@ -22,13 +22,17 @@ from targets import TARGETS, memory
 from jaxrl_post.engine.host.wire import STATE_ROWS
 from jaxrl_post.kernels import (
     attention,
+    attention_gpu,
     choice,
     flash_gpu,
     grouped,
     hardware,
     recurrent_tpu,
+    rows_gpu,
+    sampling_gpu,
     thresholds,
     thresholds_gpu,
+    tiles,
     verify,
 )
 from jaxrl_post.kernels.branches import of_rows
@@ -285,11 +289,46 @@ def test_thresholds_on_gpus(where):
         assert "weigh_ids" in run.compile({SPILLING: True}).as_text()
 
 
+@pytest.mark.parametrize("rows", [16, 256])
+def test_kernels_between_products(rows):
+    """The compiler fails where a register is spilled. Shapes are those of Qwen2.5-7B, its head included."""
+    mesh = device_less.mesh(chips.read("h100"), (1, 1, 1, 1))
+    home, (D, N, K, H) = meshes.replicated(mesh), (3584, 28, 4, 128)
+
+    def shape(*dims: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=home)
+
+    half = functools.partial(shape, dtype=jnp.bfloat16)
+    ints = functools.partial(shape, dtype=jnp.int32)
+    at = attention.Rows(ints(rows), ints(rows), shape(rows, dtype=jnp.bool_), ints(rows, 64))
+    biases = rows_gpu.Projection(tuple(half(heads, H) for heads in (N, K, K)))
+    norm, padded = dict(eps=1e-6, offset=0.0), attention_gpu.padded(N // K)
+    stats = shape(5, K, rows * padded, 32)
+    cases = {
+        "add_and_norm": (functools.partial(rows_gpu.normed, **norm), (half(rows, D), shape(4, rows, D), half(D))),
+        "pack_rows": (
+            functools.partial(rows_gpu.packed, heads=N, padded=padded, scale=0.1, **norm),
+            (shape(4, rows, (N + 2 * K) * H), biases, (shape(rows, 64),) * 2, half(512, 64, 2 * K, H), at),
+        ),
+        "combine_stretches": (
+            functools.partial(rows_gpu.combined, heads=N, padded=padded, stretch=1024, window=None, dtype=jnp.bfloat16),
+            (shape(5, K, rows * padded, H), stats, stats, at.position, at.real),
+        ),
+        "sample": (
+            lambda *given: sampling_gpu.sampled(given[0], tiles.Statistics(*given[1:5]), *given[5:], None),
+            (shape(rows, 152064), *(shape(rows, 149),) * 4, shape(rows, 2, dtype=jnp.uint32), ints(rows), shape(rows)),
+        ),
+    }
+    for name, (run, given) in cases.items():
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            assert name in jax.jit(run).lower(*given).compile({SPILLING: True}).as_text()
+
+
 @pytest.mark.parametrize("kernel, size", [(kernel, size) for kernel, sizes in CANDIDATES.items() for size in sizes])
 def test_tiles_that_gpu_check_times(kernel, size):
     """The compiler fails where a register is spilled. Shapes are those of a layer of Qwen2.5-7B."""
-    tiles = dataclasses.replace(flash_gpu.NARROW, **{kernel: flash_gpu.Tile(*size)})
-    assert_nothing_is_spilled(TARGETS["sm_90"].mesh(TARGETS["sm_90"].one), 128, tiles=tiles)
+    own = dataclasses.replace(flash_gpu.NARROW, **{kernel: flash_gpu.Tile(*size)})
+    assert_nothing_is_spilled(TARGETS["sm_90"].mesh(TARGETS["sm_90"].one), 128, tiles=own)
 
 
 @pytest.mark.parametrize("width", [256, 512])

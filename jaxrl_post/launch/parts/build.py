@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxrl_post.config import Config, EngineConfig
 from jaxrl_post.data.prompts import Prompts
-from jaxrl_post.engine import bit_probe, compiled, prompt_program, step_cost
+from jaxrl_post.engine import between_products, bit_probe, compiled, prompt_program, step_cost
 from jaxrl_post.engine import whole_hosts as engine_hosts
 from jaxrl_post.engine.demonstrations import Demonstrations, Preferences
 from jaxrl_post.engine.elastic import Elastic
@@ -373,6 +373,7 @@ def references(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, layout: Layo
             mesh.devices.flat[0], sizes.dtype, codes, kv_heads=K // ways, head_dim=H, **fixed
         )
     ]
+    lines += between_products.lines(model, mesh.devices.flat[0], ways, sizes)
     walks = {rows, min(sizes.prompt_rows, prompt_program.PIECE)} - {0}
     lines += [
         choice.recurrent_line(mesh.devices.flat[0], one, ways=ways, rows=size)
