@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Shaped
 
 from jaxrl_post.kernels import coded_gpu, eight_bits, row_tiles, rows_gpu, small_arrays
 from jaxrl_post.kernels.pallas_gpu import pl, plgpu
@@ -104,13 +104,17 @@ def attention_of_packed(
     scales: Float[Array, "pages C2 page"] | None = None,
     interpret: Any = None,
 ) -> Float[Array, "R N H"]:
-    """Returns what `attention` does, of scaled queries that are packed: those of a row and key head lie behind one another,
-    `padded` rows of them, and TILE rows behind the last."""
+    """Returns what `attention` does, of scaled queries that are packed.
+
+    Those of a row and key head lie behind one another, in `padded` rows. TILE rows stand behind the last."""
     (K, _, H), R = queries.shape, rows.slot.shape[0]
     pages = pages.reshape(*pages.shape[:2], -1, H)  # a key and a value of 64 numbers share a row
     places, width = -(-rows.table.shape[1] * pages.shape[1] // PLACE), padded(heads // K)
     stretch = max((STRETCH if scales is None else CODED_STRETCH) // PLACE, -(-places // STRETCHES))
-    tiles, how = _tiles(rows, TILE // width, interpret), dict(padded=width, window=window, soft_cap=soft_cap)
+    size, how = TILE // width, dict(padded=width, window=window, soft_cap=soft_cap)
+    joined = functools.partial(row_tiles.joined, size, row_tiles.most(rows, size))
+    given = rows.slot, rows.position, rows.real
+    tiles = small_arrays.run_as_kernel(joined, given, interpret=interpret is not None)
     how |= dict(stretch=stretch, stretches=-(-places // stretch))
     if scales is None:
         pieces = max(1, PLACE // pages.shape[1])
@@ -135,13 +139,6 @@ def attention_of_packed(
         dtype=queries.dtype,
         interpret=interpret is not None,
     )
-
-
-def _tiles(rows: Any, size: int, interpret: Any) -> Int[Array, "tiles 4"]:
-    """Returns row_tiles.of, by one kernel."""
-    joined = functools.partial(row_tiles.joined, size, row_tiles.most(rows, size))
-    given = rows.slot, rows.position, rows.real
-    return small_arrays.run_as_kernel(joined, given, interpret=interpret is not None)
 
 
 def _kernel(

@@ -85,7 +85,7 @@ def sampled(
     interpret: bool = False,
 ) -> sampling.Drawn:
     """Returns tiles.sampled, by one kernel."""
-    rows = logits.shape[0]
+    rows, num = found.peak.shape
     more = [x for x in (thresholds, given) if x is not None]
 
     def kernel(*refs: Any) -> None:
@@ -99,10 +99,17 @@ def sampled(
         def load(columns: Array) -> Array:
             return logits_ref[jnp.full_like(columns, row), columns]
 
+        # A kernel's lengths are powers of 2: what lies behind is a tile without ids.
+        columns = lax.broadcasted_iota(jnp.int32, (1, 1 << (num - 1).bit_length()), 1)
+        nothing = tiles.Statistics(peak=tiles.LOWEST, whole=0.0, mass=0.0, moment=0.0)
+        of_row = (
+            triton.load(ref.at[jnp.full_like(columns, row), columns], mask=columns < num, other=blank)
+            for ref, blank in zip(found_refs, nothing, strict=True)
+        )
         lowest = None if thresholds is None else numbers(own.pop(0))
         drawn = tiles.sampled(
             tiles.InMemory(load, logits.shape),
-            _tiles_of_row(found_refs, row),
+            tiles.Statistics(*of_row),
             tuple(seeds_ref[pl.ds(row, 1), pl.ds(word, 1)] for word in range(2)),
             numbers(at_ref),
             numbers(heat_ref),
@@ -122,16 +129,3 @@ def sampled(
         name="sample",
     )
     return run(logits, *found, seeds, positions, temperatures, *more)
-
-
-def _tiles_of_row(refs: Any, row: Any) -> tiles.Statistics:
-    """Returns the statistics of a row's tiles, [1, tiles]. A kernel's lengths are powers of 2: what lies behind is a tile without ids."""
-    num = refs[0].shape[1]
-    columns = lax.broadcasted_iota(jnp.int32, (1, 1 << (num - 1).bit_length()), 1)
-    nothing = tiles.Statistics(peak=tiles.LOWEST, whole=0.0, mass=0.0, moment=0.0)
-    return tiles.Statistics(
-        *(
-            triton.load(ref.at[jnp.full_like(columns, row), columns], mask=columns < num, other=blank)
-            for ref, blank in zip(refs, nothing, strict=True)
-        )
-    )

@@ -152,7 +152,7 @@ def given_part(
     """Returns the part with `given` ids for its samples, as sampling.sample takes them."""
     column, lowest = given - first * TILE, row_numbers(temperatures, thresholds)[0]
     here = (column >= 0) & (column < logits.shape[-1])
-    raw = _only(_read(logits, jnp.clip(column, 0, logits.shape[-1] - 1)[:, None]))
+    raw = jnp.sum(_read(logits, jnp.clip(column, 0, logits.shape[-1] - 1)[:, None]), axis=-1)  # of one column
     logit = jnp.where(raw >= lowest, raw, -jnp.inf)
     return part._replace(
         score=jnp.where(given < 0, part.score, jnp.where(here, jnp.inf, -jnp.inf)),
@@ -178,16 +178,6 @@ def _tile(logits: Array | InMemory, tile: Array) -> tuple[Array, Array, Array]:
     return column, column < vocab, _read(logits, jnp.minimum(column, vocab - 1))
 
 
-def _only(one: Array) -> Array:
-    """Returns the only column of [R, 1], without a slice."""
-    return jnp.sum(one, axis=-1)
-
-
-def _at(values: Array, place: Int[Array, " R"]) -> Array:
-    """Returns values[r, place[r]], without indexing: kernels have none."""
-    return jnp.sum(jnp.where(jnp.arange(values.shape[-1]) == place[:, None], values, 0), axis=-1, dtype=values.dtype)
-
-
 def _argmax(logits: Array | InMemory, peaks: Array) -> Int[Array, " R"]:
     """Returns the first column with the highest logit."""
     tile = sampling.first_highest(peaks)
@@ -210,8 +200,8 @@ def _inside(
     ids = column + first * TILE
     noise = jnp.where(greedy[:, None], 0.0, sampling.gumbel(seeds, positions, ids.astype(jnp.uint32)))
     noisy = jnp.where(there & (raw >= lowest[:, None]), raw * inverse[:, None] + noise, -jnp.inf)
-    place = sampling.first_highest(noisy)
-    return _at(ids, place), _at(raw, place)
+    won = jnp.arange(TILE) == sampling.first_highest(noisy)[:, None]  # kernels have no indexing
+    return tuple(jnp.sum(jnp.where(won, x, 0), axis=-1, dtype=x.dtype) for x in (ids, raw))
 
 
 def drawn(parts: Part, temperatures: Float[Array, " R"]) -> sampling.Drawn:

@@ -155,7 +155,7 @@ def test_what_a_default_is_read_for_is_not_asked():
 _IGNORED = [
     (
         "engine.page_size=8 engine.pages=2000 engine.row_sizes=[64] engine.head_rows=64 "
-        "engine.steps_per_dispatch=4 engine.refill_slots=1 engine.dtype=bfloat16 engine.cost_table=x.json "
+        "engine.steps_per_dispatch=4 engine.refill_slots=1 engine.dtype=bfloat16 engine.cost_table=x.json engine.one_graph=true "
         "engine.prompt_rows=64 speculation.drafter=ours sampling.stop_strings=['.']",
         (*SUPERVISED, "eval.prompts=0"),
         SUPERVISED,

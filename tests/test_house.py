@@ -31,6 +31,7 @@ RUN_LEVEL = {  # config values that no file in configs/ needs to set
     "seed": "a recipe holds for every seed; --config.seed chooses",
     "algorithm.router_replay_reference": "whether a reference chooses its own experts is a matter of the user's experiment",
     "engine.uncorrected": "whether rollouts of 8 bits may go uncorrected is a matter of the user's experiment",
+    "engine.one_graph": "whether one CUDA graph is faster is a matter of the user's GPU, and no GPU has measured it yet",
     "sampling.keep_routes": "whether routes are worth their bytes is a matter of the user's model and memory",
     "reward.test_limit_s": "of programs judged without adaptive_limit, which the one config that judges programs has on",
     "environment.tool_calls": "follows the family of a user's model; the demos' small policy writes no calls",

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jaxrl_post.engine.host.wire import EngineSettings
 from jaxrl_post.kernels import attention, attention_gpu, eight_bits, hardware, mapped, rows_gpu, small_arrays
 from jaxrl_post.models import cache_kinds, decode_stack
 from jaxrl_post.models.model_config import ModelConfig
+from jaxrl_post.parallel import mesh as meshes
 
 
 def of(config: ModelConfig, spread: Callable, rows: attention.Rows, *, interpret: Any = None) -> decode_stack.Between:
@@ -51,6 +53,13 @@ def serves(config: ModelConfig, dtype: Any, page: int) -> bool:
     return decode_stack.serves(config) and all(
         attention_gpu.serves(dtype, dtype, config.heads, kv_heads, head_dim, page) for kv_heads, head_dim in shapes
     )
+
+
+def chosen(config: ModelConfig, mesh: Mesh, sizes: EngineSettings) -> Callable | None:
+    """Returns `of` for a model on a mesh, (rows) -> decode_stack.Between, or None where XLA's operations run."""
+    if reason(config, mesh.devices.flat[0], mesh.shape[meshes.TENSOR], sizes):
+        return None
+    return functools.partial(of, config, functools.partial(meshes.by_replicas, mesh))
 
 
 def reason(config: ModelConfig, device: Any, ways: int, sizes: EngineSettings) -> str:

@@ -92,7 +92,7 @@ class Programs:
             platforms=hardware.platforms(mesh.devices.flat[0]),
             of_states=hardware.platforms(mesh.devices.flat[0], hardware.without_flash),
         )
-        self._between = self._kernels_between(functools.partial(meshes.by_replicas, mesh))
+        self._between = between_products.chosen(config, mesh, sizes)
         self._small = choice.of_small_arrays(mesh.devices.flat[0], functools.partial(meshes.by_replicas, mesh))
         self._whole = meshes.replicated(mesh)
         self._blocks = meshes.slot_sharding(mesh)
@@ -137,13 +137,6 @@ class Programs:
         # The mesh names the device to kernels of Triton where there is none.
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             return run.lower(*given).compile()
-
-    def _kernels_between(self, spread: Callable) -> Callable | None:
-        """Returns RowProgram.between, where kernels serve the model and a replica has one device."""
-        where = self.mesh.devices.flat[0], self.mesh.shape[meshes.TENSOR]
-        if between_products.reason(self.config, *where, self.sizes):
-            return None
-        return functools.partial(between_products.of, self.config, spread)
 
     def _insert_program(self, drafter: Drafter) -> Callable:
         s, (state, _) = self.sizes, self._shapes(drafter)

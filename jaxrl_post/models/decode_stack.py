@@ -68,7 +68,10 @@ def hidden(
         with jax.named_scope(f"layer_{index}"):
             out, cache = _attended(config, index, layer, x, turns[index], between, cache)
             h, x = between.normed(h, out, layer["ffw_norm"])
-            h, x = between.normed(h, _fed_forward(config, layer, x, between), last)
+            with jax.named_scope("ffw"):
+                gate, up = (jnp.einsum("rd,df->rf", x, layer[side].astype(dtype)) for side in ("gate", "up"))
+                out = between.product(ACTIVATIONS[config.activation](gate) * up, layer["down"].astype(dtype))
+            h, x = between.normed(h, out, last)
     return x, cache
 
 
@@ -84,9 +87,3 @@ def _attended(
         norms = (layer["q_norm"], layer["k_norm"]) if config.qk_norm else ()
         out, cache = between.attend(index, made, biases, norms, turn, cache, layer["sinks"] if config.sinks else None)
         return between.product(out.reshape(len(x), -1), layer["o"].reshape(-1, x.shape[-1]).astype(x.dtype)), cache
-
-
-def _fed_forward(config: ModelConfig, layer: dict, x: Array, between: Between) -> Array:
-    with jax.named_scope("ffw"):
-        gate, up = (jnp.einsum("rd,df->rf", x, layer[side].astype(x.dtype)) for side in ("gate", "up"))
-        return between.product(ACTIVATIONS[config.activation](gate) * up, layer["down"].astype(x.dtype))

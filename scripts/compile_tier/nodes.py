@@ -2,8 +2,8 @@
 
     python scripts/compile_tier/nodes.py PRESET ROWS ours|xla|one_graph
 
-The dispatch of ROWS rows and 256 slots of CONTEXT tokens is compiled with 2 and with 4 layers of the model's width, for the H100
-that wrote down what it is (scripts/results/gpu-check-first.json). A kernel is an instruction of the dispatch's loop that the
+The dispatch of ROWS rows and 256 slots of CONTEXT tokens is compiled with 2 and with 4 layers of the model's width. The target is
+the H100 that wrote down what it is, in scripts/results/gpu-check-first.json. A kernel is an instruction of the dispatch's loop that the
 device runs: a fusion, a custom call, a reduction, a sort, a copy. Names are those of the functions that made them.
 
 - ours: with the kernels that a step has on a GPU
@@ -80,13 +80,13 @@ def named(line) -> str:
 
 
 def main(preset: str, rows: int, form: str) -> dict:
-    from jaxrl_post.engine.compiled import Programs
+    from jaxrl_post.engine import between_products
     from jaxrl_post.kernels import choice, sampling_gpu, small_arrays, tiles
 
     if form == "one_graph":
         return graphs(preset, rows)
     off = (
-        mock.patch.object(Programs, "_kernels_between", lambda self, spread: None),
+        mock.patch.object(between_products, "chosen", lambda config, mesh, sizes: None),
         mock.patch.object(choice, "of_small_arrays", lambda device, spread: small_arrays.run),
         mock.patch.object(sampling_gpu, "sampled", tiles.sampled),
     )
