@@ -105,7 +105,9 @@ def attention(walks: Walks, how: How, q: Array, k: Array, v: Array, texts: Any, 
 
 
 def _kept(walks: Walks, how: How, q: Array, k: Array, v: Array, texts: Any, sinks: Array | None) -> tuple[Array, tuple]:
-    out, mass = (checkpoint_name(x, how.saved) for x in walks.forward(how, q, k, v, texts, sinks))
+    # Without a barrier XLA would run a Mosaic kernel twice in a scan: once for what follows, and once into the stack that is kept.
+    made = lax.optimization_barrier(walks.forward(how, q, k, v, texts, sinks))
+    out, mass = (checkpoint_name(x, how.saved) for x in made)
     return out, (q, k, v, texts, sinks, out, mass)
 
 
