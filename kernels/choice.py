@@ -13,6 +13,7 @@ from jaxrl_post.kernels import (
     branches_tpu,
     delta_rule_tpu,
     flash_gpu,
+    flash_hopper,
     flash_tpu,
     grouped,
     hardware,
@@ -25,6 +26,7 @@ from jaxrl_post.kernels import (
     verify,
 )
 
+# On a Hopper flash_hopper takes packed rows of some shapes that flash_gpu takes.
 OF_PACKED_ROWS = {"tpu": flash_tpu, "cuda": flash_gpu}
 OF_BRANCHES = {"tpu": branches_tpu, "cuda": flash_gpu}
 OF_THRESHOLDS = {"tpu": thresholds_tpu, "cuda": thresholds_gpu}
@@ -86,8 +88,12 @@ def of_packed_rows(
     platform = "tpu" if device.platform == "tpu" else "cuda"
     if reason := hardware.without_flash(device):
         return None, f"kernels: jnp computes the learner's attention, because {reason}"
+    shape = jnp.dtype(dtype), heads, kv_heads, head_dim, tokens
+    hopper = platform == "cuda" and not hardware.without_kernels(device)
+    if hopper and not branches and flash_hopper.serves(*shape):
+        return flash_hopper.attention, ""
     kernel = (OF_BRANCHES if branches else OF_PACKED_ROWS)[platform]
-    if kernel.serves(jnp.dtype(dtype), heads, kv_heads, head_dim, tokens):
+    if kernel.serves(*shape):
         small = platform == "cuda" and str(device.compute_capability) not in hardware.ROOMY
         return functools.partial(kernel.attention, tiles=flash_gpu.SMALL) if small else kernel.attention, ""
     what = "stretches" if branches else "rows"

@@ -1,10 +1,8 @@
 """Attention of packed rows on NVIDIA GPUs, forward and backward, in Pallas-Triton.
 
-A key is seen by a query of the same segment that is not before it and not beyond the window. Segments are contiguous, so
-the keys that a query sees are one stretch, first[t] .. t, and the queries that see a key are t .. last[t]. Both rise
-with t. Each block therefore walks from the first block of the other side that it needs to the last, and nothing of
-other segments is read beyond those blocks. Where texts share their beginnings (branches.py), each block has a list of the
-blocks that it needs, made before the kernels.
+Each block walks from the first block of the other side that it needs to the last (flash.py), and nothing of other segments is
+read beyond those blocks. Where texts share their beginnings (branches.py), each block has a list of the blocks that it needs,
+made before the kernels.
 
 - forward: one block of queries and one head; online softmax (arXiv 2307.08691 algorithm 1); the log of the mass is kept.
 - sinks: the score without a value joins a query's mass at the end of the forward pass (gpt-oss, arXiv 2508.10925). So the
@@ -24,7 +22,6 @@ Memory beside arguments and results is two numbers for each head and token. Refu
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,10 +29,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from jaxrl_post.kernels import flash
 from jaxrl_post.kernels.branches import Branches, Visits, sees, visits
+from jaxrl_post.kernels.flash import Stretches, stretches
 from jaxrl_post.kernels.pallas_triton import pl, triton
 
 NEEDS = "bfloat16 or float16, heads of 64, 128, 256 or 512, and rows of a multiple of 64 tokens"
@@ -91,27 +89,8 @@ def serves(dtype: Any, heads: int, kv_heads: int, head_dim: int, tokens: int) ->
 
 
 @dataclass(frozen=True)
-class _How:
-    """What is fixed when the kernels are compiled. `saved`: name of what a remat policy may keep."""
-
-    scale: float
-    window: int | None
-    soft_cap: float | None
+class _How(flash.How):
     tiles: Tiles
-    saved: str
-    interpret: bool
-
-    @property
-    def heat(self) -> float:
-        """What a raw score is multiplied by: 2 to that power is its weight."""
-        return math.log2(math.e) * (self.scale if self.soft_cap is None else self.soft_cap)
-
-    def scores(self, product: Array) -> tuple[Array, Array | float]:
-        """Returns the raw scores of products of queries and keys, and the slope of the score by the product over `scale`."""
-        if self.soft_cap is None:
-            return product, 1.0
-        bent = jnp.tanh(product * (self.scale / self.soft_cap))
-        return bent, 1 - bent * bent
 
     def power(self, x: Array) -> Array:
         """Returns 2 to the power of x. On a GPU it is one instruction, for which numbers below 2**-126 are 0."""
@@ -155,13 +134,11 @@ def attention(
     Raises:
       ValueError: the scale is 0 or below, for which a key that is not seen would count.
     """
-    if not scale > 0:
-        raise ValueError(f"attention: scale={scale} must be above 0; it is 1 over the root of a head's size")
     chosen = tiles if isinstance(tiles, Tiles) else tiles[q.shape[3]]
-    how = _How(scale, window, soft_cap, chosen, saved, interpret)
-    own = None if sinks is None else math.log2(math.e) * sinks.astype(_wide(q))
+    how, own = _How(scale, window, soft_cap, saved, interpret, chosen), flash.powers(sinks, q)
+    walks = flash.Walks(_forward, _by_queries, _by_keys)
     if not isinstance(texts, Branches):
-        return _attention(how, q, k, v, Stretches(*stretches(texts, window)), own)
+        return flash.attention(walks, how, q, k, v, Stretches(*stretches(texts, window)), own)
     by_queries, by_keys = (
         visits(texts, tile.queries, tile.keys, window)[side]
         for side, tile in enumerate((chosen.by_queries, chosen.by_keys))
@@ -169,14 +146,8 @@ def attention(
     forward = visits(texts, chosen.forward.queries, chosen.forward.keys, window)[0]
     near = None if window is None else (texts.queries.positions, texts.keys.positions)
     places = texts.queries.places, texts.keys.places
-    return _attention(how, q, k, v, Branching(texts.until, *places, near, forward, by_queries, by_keys), own)
-
-
-class Stretches(NamedTuple):
-    """Of packed segments: the first key that each query sees, and the last query that sees each key."""
-
-    first: Int[Array, "B T"]
-    last: Int[Array, "B T"]
+    branching = Branching(texts.until, *places, near, forward, by_queries, by_keys)
+    return flash.attention(walks, how, q, k, v, branching, own)
 
 
 class Branching(NamedTuple):
@@ -197,55 +168,10 @@ class Branching(NamedTuple):
     by_keys: Visits
 
 
-def stretches(segment_ids: Int[Array, "B T"], window: int | None) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
-    """Returns the first key that each query sees, and the last query that sees each key."""
-    T = segment_ids.shape[1]
-    at = jnp.arange(T, dtype=jnp.int32)
-    changes = segment_ids[:, 1:] != segment_ids[:, :-1]
-    begins = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
-    ends = jnp.pad(changes, ((0, 0), (0, 1)), constant_values=True)
-    first = lax.cummax(jnp.where(begins, at, 0), axis=1)
-    last = lax.cummin(jnp.where(ends, at, T - 1), axis=1, reverse=True)
-    if window is not None:
-        first, last = jnp.maximum(first, at - (window - 1)), jnp.minimum(last, at + (window - 1))
-    return first, last
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(how: _How, q: Array, k: Array, v: Array, texts: Stretches | Branching, sinks: Array | None) -> Array:
-    return _forward(how, q, k, v, texts, sinks)[0]
-
-
-def _kept(
-    how: _How, q: Array, k: Array, v: Array, texts: Stretches | Branching, sinks: Array | None
-) -> tuple[Array, tuple]:
-    out, mass = (checkpoint_name(x, how.saved) for x in _forward(how, q, k, v, texts, sinks))
-    return out, (q, k, v, texts, sinks, out, mass)
-
-
-def _gradients(how: _How, kept: tuple, slope: Array) -> tuple:
-    q, k, v, texts, sinks, out, mass = kept
-    wide = _wide(q)
-    dot = jnp.sum(slope.astype(wide) * out.astype(wide), axis=-1).transpose(0, 2, 1)
-    dq = _by_queries(how, q, k, v, texts, slope, mass, dot)
-    dk, dv = _by_keys(how, q, k, v, texts, slope, mass, dot)
-    if sinks is None:
-        return dq, dk, dv, None, None
-    by_sinks = -math.log(2) * jnp.sum(jnp.exp2(sinks[:, None] - mass) * dot, axis=(0, 2))  # they are binary logarithms
-    return dq, dk, dv, None, by_sinks
-
-
-_attention.defvjp(_kept, _gradients)
-
-
-def _wide(x: Array) -> Any:
-    return jnp.promote_types(x.dtype, jnp.float32)
-
-
 def _product(a: Array, b: Array) -> Array:
     """Multiplies two blocks; float32 and wider in full."""
     exact = None if a.dtype.itemsize == 2 else lax.Precision.HIGHEST
-    return jnp.dot(a, b, preferred_element_type=_wide(a), precision=exact)
+    return jnp.dot(a, b, preferred_element_type=flash.wide(a), precision=exact)
 
 
 def _call(how: _How, tile: Tile, kernel: Any, grid: tuple, given: list, made: Any, name: str) -> Any:
@@ -299,7 +225,7 @@ def _forward(
     given = [(at["queries"], q), (at["keys"], k), (at["keys"], v)]
     masked = _of_branches(texts, texts.forward) if isinstance(texts, Branching) else [_whole(texts.first)]
     given += masked + ([] if sinks is None else [(at["sinks"], sinks)])
-    mass = (at["numbers"], jax.ShapeDtypeStruct((B, N, T), _wide(q)))
+    mass = (at["numbers"], jax.ShapeDtypeStruct((B, N, T), flash.wide(q)))
     made = ((at["queries"], jax.ShapeDtypeStruct(q.shape, q.dtype)), mass)
     kernel = functools.partial(_forward_kernel, len(masked))
     return _call(how, tile, kernel, (T // tile.queries, B, N), given, made, "flash_forward")
@@ -404,7 +330,7 @@ def _forward_kernel(masks: int, how: _How, tile: Tile, q_ref, k_ref, v_ref, *ref
     *sinks, out_ref, mass_ref = refs[masks:]
     size = tile.queries
     q, keys = q_ref[...], _over_keys(how, tile, refs[:masks])
-    wide = _wide(q)
+    wide = flash.wide(q)
 
     def walk(turn, carry):
         peak, mass, out = carry
@@ -456,7 +382,7 @@ def _queries_kernel(how: _How, tile: Tile, q_ref, k_ref, v_ref, slope_ref, mass_
         _, products = _back(how, _product(q, k.T), _product(slope, v.T), mass[:, None], dot[:, None], seen)
         return made + _product(products.astype(k.dtype), k)
 
-    made = lax.fori_loop(keys.begin, keys.end, walk, jnp.zeros(q.shape, _wide(q)))
+    made = lax.fori_loop(keys.begin, keys.end, walk, jnp.zeros(q.shape, flash.wide(q)))
     made_ref[...] = (made * how.scale).astype(made_ref.dtype)
 
 
@@ -479,6 +405,6 @@ def _keys_kernel(how: _How, tile: Tile, q_ref, k_ref, v_ref, slope_ref, mass_ref
 
         return lax.fori_loop(queries.begin, queries.end, walk, carry)
 
-    nothing = jnp.zeros(k.shape, _wide(k))
+    nothing = jnp.zeros(k.shape, flash.wide(k))
     dk, dv = lax.fori_loop(0, q_ref.shape[1], head, (nothing, nothing))
     dk_ref[...], dv_ref[...] = (dk * how.scale).astype(dk_ref.dtype), dv.astype(dv_ref.dtype)

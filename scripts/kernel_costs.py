@@ -2,7 +2,7 @@
 
 Causal attention of packed rows walks pairs of blocks that are not above the diagonal. Segments are taken as whole rows,
 the dearest case. A block of queries stays in the chip, so its arrays move once; the other side moves once for each pair.
-Source of the walks: kernels/flash_gpu.py, and jax's splash_attention_kernel.py for the TPU.
+Source of the walks: kernels/flash_gpu.py, kernels/flash_hopper.py, and jax's splash_attention_kernel.py for the TPU.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ GPU_TILES = {  # by head size: queries and keys of a pair (flash_gpu.TILES)
     256: {"forward": (64, 64), "queries": (64, 32), "keys": (64, 32)},
     512: {"forward": (64, 32), "queries": (32, 32), "keys": (16, 32)},
 }
+# Rows of a group, rows of a block of the other side (flash_hopper.TILES), and groups that share what is loaded.
+HOPPER_TILES = {
+    64: {"forward": (64, 128), "queries": (64, 64), "keys": (64, 64)},
+    128: {"forward": (64, 128), "queries": (64, 64), "keys": (64, 64)},
+}
+HOPPER_GROUPS = 2
 PRODUCTS = {"forward": 2, "queries": 3, "keys": 4}  # of a pair of blocks
 
 
@@ -69,6 +75,19 @@ def _flash(walk: str) -> Kernel:
     return cost
 
 
+def _hopper(walk: str) -> Kernel:
+    def cost(given: Sequence[Array], made: Sequence[Array]) -> tuple[float, float]:
+        (rows, tokens, heads, head), keys = given[0].dims, given[1].dims[2]
+        own, other = HOPPER_TILES[head][walk]
+        multiplied, loaded = (rows * heads * pairs(tokens, size, other) for size in (own, HOPPER_GROUPS * own))
+        flops = PRODUCTS[walk] * 2.0 * own * other * head * multiplied
+        own, less = (rows * tokens * count * head * given[0].dtype_bytes for count in (heads, keys))
+        once = {"forward": 2 * own, "queries": 3 * own, "keys": 4 * less}[walk]
+        return flops, float(once + 2 * other * head * given[0].dtype_bytes * loaded)
+
+    return cost
+
+
 def walked(
     kernels: str, met: Mapping[str, float], sizes: Mapping[str, tuple[int, int]], heads: int, kv_heads: int, head: int
 ) -> Mapping[str, Kernel]:
@@ -95,6 +114,9 @@ PACKED_ROWS: Mapping[str, Kernel] = {
     "splash_mha_fwd": _splash("forward"),
     "splash_mha_dq": _splash("queries"),
     "splash_mha_dkv": _splash("keys"),
+    "flash_forward_hopper": _hopper("forward"),
+    "flash_backward_queries_hopper": _hopper("queries"),
+    "flash_backward_keys_hopper": _hopper("keys"),
     "flash_forward": _flash("forward"),
     "flash_backward_queries": _flash("queries"),
     "flash_backward_keys": _flash("keys"),

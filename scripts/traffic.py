@@ -5,7 +5,7 @@
 - Bytes: what each line that runs on its own reads and writes. A fusion that takes a part of an array reads that part, and
   one that changes a part in place writes that part. What lies in a chip's own memory (a TPU's space 1) is free.
 - A kernel is a box: `Kernel` says its FLOPs and bytes from the shapes around it. One without a formula is named in
-  `unknown`, and so is a loop without a count.
+  `unknown`, and so is a loop without a count. A fusion may hold a kernel, which then reads and writes parts of larger arrays.
 """
 
 from __future__ import annotations
@@ -75,8 +75,10 @@ def count(text: str, kernels: Mapping[str, Kernel] | None = None) -> Traffic:
     program = compiled_text.read(text)
     costs, unknown = [], []
     for run in program.runs():
-        flops, size = _kernel(run, kernels or {}, unknown) if _is_kernel(run.line) else (0.0, _moved(program, run))
-        flops += sum(products(one) for one in (run, *program.within(run)))
+        inside = (run, *program.within(run))
+        boxes = [_kernel(one, kernels or {}, unknown) for one in inside if _is_kernel(one.line)]
+        flops, size = map(sum, zip(*boxes)) if boxes else (0.0, _moved(program, run))
+        flops += sum(map(products, inside))
         if flops or size:
             costs.append(Cost(run.line.scope, run.line.operation, flops * run.turns, size * run.turns, run.loops))
     found, loops = collectives.count(text)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 import test_kernels_attention_gpu as gpu
 
-from jaxrl_post.kernels import attention, choice, hardware, verify
+from jaxrl_post.kernels import attention, choice, flash_gpu, flash_hopper, flash_tpu, hardware, verify
+from jaxrl_post.kernels.pallas_gpu import RECENT
 from jaxrl_post.models.cache_kinds import RecurrentState
 
 SHAPE = dict(heads=28, kv_heads=4, head_dim=128, page=64, rows=256, vocab=152064)
@@ -170,3 +171,27 @@ def test_what_computes_the_learners_delta_rule_is_said(one, sides, tokens, said)
     kind = RecurrentState(key_heads=16, value_heads=32, key_dim=sides[0], value_dim=sides[1], width=4)
     line = choice.delta_rule_line(one, kind, ways=2, tokens=tokens)
     assert said in line and bool(said) == bool(line)
+
+
+ON_HOPPER = (flash_hopper if RECENT else flash_gpu).attention
+
+
+@pytest.mark.parametrize(
+    "one, changes, kernel",
+    [
+        (H100, {}, ON_HOPPER),
+        (H100, dict(head_dim=64), ON_HOPPER),
+        (H100, dict(head_dim=256), flash_gpu.attention),
+        (H100, dict(tokens=4096 + 64), flash_gpu.attention),
+        (H100, dict(branches=True), flash_gpu.attention),
+        (A100, {}, flash_gpu.attention),
+        (B200, {}, flash_gpu.attention),
+        (V5E, {}, flash_tpu.attention),
+        (T4, {}, None),
+        (CPU, {}, None),
+    ],
+)
+def test_which_kernel_packed_rows_have(one, changes, kernel):
+    sizes = dict(heads=28, kv_heads=4, head_dim=128, tokens=4096) | changes
+    form, line = choice.of_packed_rows(one, jnp.bfloat16, **sizes)
+    assert form == kernel and bool(line) == (kernel is None and one is not CPU)

@@ -40,6 +40,7 @@ from gpu.part import Part  # noqa: E402
 
 from jaxrl_post.config import resolve  # noqa: E402
 from jaxrl_post.kernels import attention, flash_gpu, verify  # noqa: E402
+from jaxrl_post.kernels.pallas_gpu import RECENT  # noqa: E402
 from jaxrl_post.models import decoder  # noqa: E402
 from jaxrl_post.models.presets import PRESETS  # noqa: E402
 from jaxrl_post.ring.types import Finish, Group, Prompt, Rollout, RolloutId  # noqa: E402
@@ -313,6 +314,19 @@ def test_times_of_packed_rows_and_of_another_library_beside():
     options.cudnn(part, implementation="xla", **SMALL)
     assert part.figures["packed_rows.32_tokens_4_segments"]["reference"]["with_backward_ms"] > 0
     assert max(part.figures["cudnn.32_tokens"]["difference"].values()) < packed_rows.FAR
+
+
+def test_a_hopper_has_two_kernels_of_packed_rows(monkeypatch):
+    """Both are tried there, each at the shapes that it serves."""
+    tried = []
+    monkeypatch.setattr(
+        packed_rows, "against_reference", lambda part, kernel, shapes, name: tried.append((name, len(shapes)))
+    )
+    packed_rows.everywhere(fresh())
+    assert tried == [("packed_rows", 4)]
+    monkeypatch.setattr(packed_rows.hardware, "without_kernels", lambda device: "")
+    packed_rows.everywhere(fresh())
+    assert tried[1:] == [("packed_rows", 4), ("packed_rows.hopper", 2 * RECENT)]
 
 
 @quick

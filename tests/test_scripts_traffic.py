@@ -13,7 +13,7 @@ import compiled_text
 import kernel_costs
 import traffic
 
-from jaxrl_post.kernels import flash_gpu
+from jaxrl_post.kernels import flash_gpu, flash_hopper, warpgroups
 
 TEXT = """
 %part (a: bf16[28,16,8], at: s32[]) -> bf16[16,8] {
@@ -160,6 +160,21 @@ def test_packed_rows_on_gpu_by_hand():
     flops, moved = kernel_costs.PACKED_ROWS["flash_forward"]((q, k, k), (q,))
     assert flops == 2 * 2 * (64 * 64 * 128) * (4 * 3)
     assert moved == 2 * (128 * 4 * 128 * 2) + 2 * (64 * 128 * 2) * (4 * 3)
+
+
+def test_packed_rows_on_hopper_by_hand():
+    """256 tokens are 10 pairs of 64 rows and 64, and of both groups' 128 rows 6. With blocks of 128 keys they are 6 and 3."""
+    for head, tiles in flash_hopper.TILES.items():
+        found = {"forward": tiles.forward, "queries": tiles.by_queries, "keys": tiles.by_keys}
+        assert {walk: (tile.own, tile.walked) for walk, tile in found.items()} == kernel_costs.HOPPER_TILES[head]
+    assert warpgroups.GROUPS == kernel_costs.HOPPER_GROUPS
+    q, k = (compiled_text.Array("bf16", (1, 256, heads, 128)) for heads in (4, 2))
+    flops, moved = kernel_costs.PACKED_ROWS["flash_backward_keys_hopper"]((q, k, k), (k, k))
+    assert flops == 4 * 2 * (64 * 64 * 128) * (4 * 10)
+    assert moved == 4 * (256 * 2 * 128 * 2) + 2 * (64 * 128 * 2) * (4 * 6)
+    flops, moved = kernel_costs.PACKED_ROWS["flash_forward_hopper"]((q, k, k), (q,))
+    assert flops == 2 * 2 * (64 * 128 * 128) * (4 * 6)
+    assert moved == 2 * (256 * 4 * 128 * 2) + 2 * (128 * 128 * 2) * (4 * 3)
 
 
 CONVOLUTIONS = [  # lhs, rhs, out, attributes, FLOPs

@@ -1,10 +1,14 @@
-"""The learner's attention over packed rows, against jnp forward and backward, and its time for one layer of Qwen2.5-7B."""
+"""The learner's attention over packed rows, against jnp forward and backward, and its time for one layer of Qwen2.5-7B.
+
+On a Hopper both of its kernels are tried: that of wgmma, which a run takes there, beside that of Triton.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +16,7 @@ import numpy as np
 from gpu import timing
 from gpu.part import Part
 
-from jaxrl_post.kernels import flash_gpu
+from jaxrl_post.kernels import flash_gpu, flash_hopper, hardware
 from jaxrl_post.trainer import attention
 
 FAR = 1e-2  # 2-norm over 2-norm: bfloat16 keeps 8 bits, and each weight and each result is rounded once
@@ -61,12 +65,33 @@ def both(form: Callable) -> Callable:
     return jax.jit(run)
 
 
-def against_reference(part: Part, kernel: Callable = flash_gpu.attention, shapes: Sequence = SHAPES) -> None:
+def everywhere(part: Part) -> None:
+    """Compares every kernel of the device, at the shapes that it serves."""
+    for name, kernel in kernels().items():
+        served = [one for one in SHAPES if kernel.serves(jnp.bfloat16, *one[2:], one[1])]
+        against_reference(part, kernel.attention, served, name)
+
+
+def every_time(part: Part) -> None:
+    """Times every kernel of the device."""
+    for name, kernel in kernels().items():
+        times(part, kernel.attention, name=name)
+
+
+def kernels() -> dict[str, Any]:
+    """Returns the kernels of this device, by what their figures are called."""
+    hopper = not hardware.without_kernels(jax.devices()[0])
+    return {"packed_rows": flash_gpu} | ({"packed_rows.hopper": flash_hopper} if hopper else {})
+
+
+def against_reference(
+    part: Part, kernel: Callable = flash_gpu.attention, shapes: Sequence = SHAPES, name: str = "packed_rows"
+) -> None:
     """Compares values and gradients with jnp in float32, and bits with those of a second run."""
     for shape in shapes:
         given, ids = inputs(*shape), segments(*shape[:2])
-        for name, how in CASES.items():
-            key = f"packed_rows.{name}_{'x'.join(map(str, shape))}"
+        for case, how in CASES.items():
+            key = f"{name}.{case}_{'x'.join(map(str, shape))}"
             if not part.wants(f"{key}.bits_equal_beside_others", 10.0):
                 continue
             run = both(functools.partial(kernel, scale=shape[-1] ** -0.5, **how))
@@ -107,11 +132,17 @@ def work(lengths: Sequence[int], heads: int, width: int) -> tuple[float, float]:
     return forward, 3.5 * forward
 
 
-def times(part: Part, kernel: Callable = flash_gpu.attention, lengths: Sequence = LENGTHS, heads=HEADS) -> None:
+def times(
+    part: Part,
+    kernel: Callable = flash_gpu.attention,
+    lengths: Sequence = LENGTHS,
+    heads=HEADS,
+    name: str = "packed_rows",
+) -> None:
     """Times one row of one segment, and of four, by the kernel and by jnp."""
     for tokens in lengths:
         for count in (1, 4):
-            key = f"packed_rows.{tokens}_tokens_{count}_segments"
+            key = f"{name}.{tokens}_tokens_{count}_segments"
             if part.wants(key, 12.0):
                 given, ids = inputs(1, tokens, *heads), even(tokens, count)
                 part.figure(key, timed(kernel, given, ids) | {"reference": timed(attention.blocks, given, ids)})

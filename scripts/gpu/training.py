@@ -23,6 +23,7 @@ from gpu.part import Part
 
 from jaxrl_post.config import default, resolve
 from jaxrl_post.launch.parts import build
+from jaxrl_post.launch.plan import chips, device_less
 from jaxrl_post.models import decoder
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh
@@ -67,7 +68,28 @@ def steps(
 
 def learner(model: decoder.ModelConfig, preset: str, rows: int, tokens: int, more: Sequence[str] = ()) -> Learner:
     """Returns the learner of a run with these settings and `more`, compiled, on random weights."""
-    given = (
+    devices = build.DevicePlan(learner=mesh.make_mesh(), engine={}, lent=None)
+    made = build.learner(
+        resolve(default(), options(preset, rows, tokens, more)),
+        model,
+        lambda homes: weights.drawn(model, jnp.float32, homes),
+        devices,
+    )
+    made.compile()
+    return made
+
+
+def planned(model: decoder.ModelConfig, preset: str, rows: int, tokens: int, more: Sequence[str] = ()) -> Learner:
+    """Returns the same learner for one H100 that is not there."""
+    place = device_less.mesh(chips.read("h100"), (1, 1, 1, 1))
+    devices = build.DevicePlan(learner=place, engine={}, lent=None)
+    return build.learner(
+        resolve(default(), options(preset, rows, tokens, more)), model, decoder.abstract(model), devices
+    )
+
+
+def options(preset: str, rows: int, tokens: int, more: Sequence[str]) -> list[str]:
+    return [
         f"model.preset={preset}",
         "model.compute_dtype=bfloat16",
         "model.remat=true",
@@ -79,13 +101,7 @@ def learner(model: decoder.ModelConfig, preset: str, rows: int, tokens: int, mor
         f"batch.rows={rows}",
         f"batch.tokens={tokens}",
         *more,
-    )
-    devices = build.DevicePlan(learner=mesh.make_mesh(), engine={}, lent=None)
-    made = build.learner(
-        resolve(default(), list(given)), model, lambda homes: weights.drawn(model, jnp.float32, homes), devices
-    )
-    made.compile()
-    return made
+    ]
 
 
 def groups(model: decoder.ModelConfig, count: int, tokens: int) -> list[Group]:
