@@ -110,6 +110,12 @@ class EngineConfig:
         used_when=_ENGINE,
         doc="Number format of the KV cache: `dtype`, or 8 bits with a scale for each key and each value.",
     )
+    products: str = one_of(
+        "library|fixed",
+        used_when=_ENGINE,
+        doc="Products and norms of a step: XLA's own, whose bits may depend on the number of rows, or fixed ones, whose bits do "
+        "not. With `fixed` small `row_sizes` stay. On GPUs it needs replicas of one device.",
+    )
     uncorrected: bool = any_of_type(
         False,
         used_when="engine.weights!=auto or engine.kv!=auto or model.weights!=auto",

@@ -37,11 +37,21 @@ from jaxrl_post.engine.row_state import Program, RowProgram, State
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.kernels import attention, choice, hardware, verify
 from jaxrl_post.models import cache_kinds, decoder, experts
+from jaxrl_post.models.model_config import RowBlocks
 from jaxrl_post.parallel import mesh as meshes
 
 # For matrices in codes on GPUs. XLA would cut the sum of a product into parts, more of them where rows are few, and keep the parts
 # in memory in float32.
 ONE_SUM = {"xla_gpu_experimental_force_split_k": 1}
+
+
+FIXED = "fixed"  # EngineSettings.products
+
+
+def row_platforms(mesh: jax.sharding.Mesh) -> frozenset[str]:
+    """Returns the platforms whose kernels of products and norms may be used. No compiler can divide them over devices."""
+    first = mesh.devices.flat[0]
+    return hardware.platforms(first, hardware.without_flash) if mesh.size == 1 else frozenset({"cpu"})
 
 
 def insert(drafter: Drafter, state: State, entry: Entry) -> State:
@@ -77,6 +87,8 @@ class Programs:
     ):
         shards = verify.Shards(functools.partial(meshes.by_vocab, mesh), meshes.TENSOR, mesh.shape[meshes.TENSOR])
         self.sizes = replace(sizes, shards=shards if mesh.size > 1 else None)
+        if sizes.products == FIXED:
+            config = replace(config, row_blocks=RowBlocks(row_platforms(mesh)))
         self.config, self.mesh, self.drafter = config, mesh, drafter
         self._fixed = dict(
             config=config,
@@ -140,7 +152,8 @@ class Programs:
     def _prefill_program(self, params: Any) -> Callable:
         s, (state, _) = self.sizes, self._shapes(Drafter())
         tiles = self._ints((s.replicas, s.prompt_rows // PROMPT_TILE, TILE_TABLE + s.blocks))
-        run = functools.partial(prefill, Program(**self._fixed))
+        plain = replace(self.config, row_blocks=None)  # the wide program has one number of rows
+        run = functools.partial(prefill, Program(**self._fixed | {"config": plain}))
         run = jax.jit(run, donate_argnums=2, out_shardings=self._placed.cache, compiler_options=self._options)
         return run.lower(params, state.tokens, state.cache, tiles).compile()
 

@@ -54,7 +54,7 @@ class EngineSettings:
     them; 0 records none. `recurrent`: layers have a recurrent state, which lies in a slot and not in pages; the engine
     sets it by its model. `verifies`: tokens may be proposed. Without it, recurrent layers keep no rows that may be rejected.
     Candidates then get no rows of their own there. `weights`, `kv`: the formats of matrices and of keys and values
-    (kernels/eight_bits.py); "auto": they have `dtype`."""
+    (kernels/eight_bits.py); "auto": they have `dtype`. `products`: "library", or "fixed" (kernels/row_blocks.py)."""
 
     replicas: int = 1
     slots: int
@@ -76,6 +76,7 @@ class EngineSettings:
     verifies: bool = True
     weights: str = "auto"
     kv: str = "auto"
+    products: str = "library"
 
     @property
     def record(self) -> int:
