@@ -17,8 +17,8 @@ from jaxrl_post.kernels import (
     flash_tpu,
     grouped,
     hardware,
-    product_gpu,
     recurrent,
+    row_blocks,
     thresholds,
     thresholds_gpu,
     thresholds_tpu,
@@ -123,16 +123,16 @@ def without_products(device: Any, devices: int, dtype: Any, weights: str, sides:
     """
     if device.platform == "cpu":
         return ""
-    if device.platform == "tpu":
-        return "the kernel is written for GPUs"
+    platform = "tpu" if device.platform == "tpu" else "cuda"
+    kernel = row_blocks.KERNELS[platform]
     if reason := hardware.without_flash(device):
         return reason
     if devices > 1:
         return f"the kernel runs on one device, and the engine's mesh has {devices}"
     if weights != eight_bits.AUTO:
         return f"the kernel reads no codes of 8 bits, and engine.weights is {weights!r}"
-    if odd := [side for side in sides if not product_gpu.serves(dtype, dtype, side, side)]:
-        return f"the kernel needs {product_gpu.NEEDS}; here are {jnp.dtype(dtype).name} and a side of {odd[0]}"
+    if odd := [side for side in sides if not kernel.serves(dtype, dtype, side, side)]:
+        return f"the {platform} kernel needs {kernel.NEEDS}; here are {jnp.dtype(dtype).name} and a side of {odd[0]}"
     return ""
 
 

@@ -3,7 +3,7 @@
 A compiler picks the tiles of a product, the parts of its sum, and the order of a norm's sum by the number of rows. Here each
 is fixed:
 
-- On NVIDIA GPUs kernels compute products and norms in the shapes that they serve (product_gpu.py).
+- On TPUs and NVIDIA GPUs kernels compute products and norms in the shapes that they serve (product_tpu.py, product_gpu.py).
 - Elsewhere rows are computed in blocks of BLOCK rows, one block after another, by one program.
 
 Invariant: a row's result depends on that row and the weights alone. The two forms round differently.
@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-from jaxrl_post.kernels import product_gpu
+from jaxrl_post.kernels import product_gpu, product_tpu
 
+KERNELS = {"cuda": product_gpu, "tpu": product_tpu}  # by platform
 BLOCK = 16  # rows of a block, where no kernel serves
 
 
@@ -31,42 +32,50 @@ def product(
 
     The sum has the dtype of the rows or float32, whichever is wider. platforms: those whose kernel may be used.
     """
-    wide = jnp.promote_types(rows.dtype, jnp.float32)
+    wide, sides = jnp.promote_types(rows.dtype, jnp.float32), matrix.shape[::-1] if turned else matrix.shape
 
-    def multiply(block: Array) -> Array:
+    def multiply(block: Array, matrix: Array) -> Array:
         summed = ((1,), (int(turned),)), ((), ())
         return jax.lax.dot_general(block, matrix.astype(block.dtype), summed, preferred_element_type=wide).astype(dtype)
 
-    flat = rows.reshape(-1, rows.shape[-1])
-    sides = matrix.shape[::-1] if turned else matrix.shape
-    kernels = {}
-    if "cuda" in platforms and product_gpu.serves(rows.dtype, matrix.dtype, *sides):
-        kernels["cuda"] = _folded(lambda x: product_gpu.product(x, matrix, dtype, turned))
-    return _placed(kernels, multiply, flat).reshape(*rows.shape[:-1], sides[1])
+    kernels = {
+        platform: _folded(functools.partial(kernel.product, dtype=dtype, turned=turned))
+        for platform, kernel in KERNELS.items()
+        if platform in platforms and kernel.serves(rows.dtype, matrix.dtype, *sides)
+    }
+    made = _placed(kernels, multiply, rows.reshape(-1, rows.shape[-1]), matrix)
+    return made.reshape(*rows.shape[:-1], sides[1])
 
 
 def norm(
-    plain: Callable[[Array], Array],
+    plain: Callable[[Array, Array], Array],
     rows: Float[Array, "*R D"],
     weight: Num[Array, " D"],
     eps: float,
     offset: float,
     platforms: frozenset[str],
 ) -> Float[Array, "*R D"]:
-    """Returns the root-mean-square norm of each row, as `plain` computes it where no kernel does."""
-    flat, kernels = rows.reshape(-1, rows.shape[-1]), {}
-    if "cuda" in platforms and product_gpu.norms(rows.dtype, weight.shape[-1], rows.shape[-1]):
-        kernels["cuda"] = _folded(lambda x: product_gpu.norm(x, weight, eps, offset))
-    return _placed(kernels, plain, flat).reshape(rows.shape)
+    """Returns the root-mean-square norm of each row, as `plain(rows, weight)` computes it where no kernel does."""
+    kernels = {
+        platform: _folded(functools.partial(kernel.norm, eps=eps, offset=offset))
+        for platform, kernel in KERNELS.items()
+        if platform in platforms and kernel.norms(rows.dtype, weight.shape[-1], rows.shape[-1])
+    }
+    return _placed(kernels, plain, rows.reshape(-1, rows.shape[-1]), weight).reshape(rows.shape)
+
+
+def _placed(kernels: Mapping[str, Callable], run: Callable, rows: Array, weights: Array) -> Array:
+    """Returns what a platform's kernel computes, and elsewhere `run(rows, weights)` in blocks of rows."""
+
+    def default(rows: Array, weights: Array) -> Array:
+        return in_blocks(lambda block: run(block, weights), rows)
+
+    return jax.lax.platform_dependent(rows, weights, default=default, **kernels)
 
 
 def of_rows(run: Callable, *rows: Array, platforms: frozenset[str]) -> Any:
     """Returns `run(*rows)`, whose kernels compute each row alone on the platforms that have them, and else in blocks."""
-    return _placed({name: run for name in ("cuda",) if name in platforms}, run, *rows)
-
-
-def _placed(kernels: Mapping[str, Callable], run: Callable, *rows: Array) -> Any:
-    """Returns what a platform's kernel computes, and elsewhere `run` in blocks."""
+    kernels = {platform: run for platform in KERNELS if platform in platforms}
     return jax.lax.platform_dependent(*rows, default=functools.partial(in_blocks, run), **kernels)
 
 
@@ -93,13 +102,14 @@ def in_blocks(run: Callable, *rows: Array) -> Any:
     return jax.tree.map(lambda x: x.reshape(turns * BLOCK, *x.shape[2:])[:count], made)
 
 
-def _folded(run: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Returns `run`, which under vmap is one call with all rows, because rows are independent."""
-    alone = jax.custom_batching.custom_vmap(run)
+def _folded(run: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """Returns `run(rows, weights)`, which under vmap is one call with all rows, because rows are independent."""
+    alone = jax.custom_batching.custom_vmap(lambda rows, weights: run(rows, weights))
 
     @alone.def_vmap
-    def mapped(size: int, batched: Any, rows: Array) -> tuple[Array, bool]:
-        made = run(rows.reshape(-1, rows.shape[-1]))
+    def mapped(size: int, batched: Any, rows: Array, weights: Array) -> tuple[Array, bool]:
+        assert list(batched) == [True, False], "rows are mapped, and weights are those of all"
+        made = run(rows.reshape(-1, rows.shape[-1]), weights)
         return made.reshape(size, -1, made.shape[-1]), True
 
     return alone

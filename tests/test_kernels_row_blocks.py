@@ -9,17 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_post.kernels import choice, product_gpu, row_blocks
+from jaxrl_post.kernels import choice, product_gpu, product_tpu, row_blocks
 
 SIZES = (16, 32, 64, 128, 256)
 NOWHERE = frozenset()
 FORMS = {
-    "kernel": functools.partial(product_gpu.product, interpret=True),
+    "gpu": functools.partial(product_gpu.product, interpret=True),
+    "tpu": functools.partial(product_tpu.product, interpret=True),
     "blocks": functools.partial(row_blocks.product, platforms=NOWHERE),
 }
 NORMS = {
-    "kernel": functools.partial(product_gpu.norm, eps=1e-6, offset=1.0, interpret=True),
-    "blocks": lambda x, w: row_blocks.norm(lambda rows: plain_norm(rows, w), x, w, 1e-6, 1.0, NOWHERE),
+    "gpu": functools.partial(product_gpu.norm, eps=1e-6, offset=1.0, interpret=True),
+    "tpu": functools.partial(product_tpu.norm, eps=1e-6, offset=1.0, interpret=True),
+    "blocks": lambda x, w: row_blocks.norm(plain_norm, x, w, 1e-6, 1.0, NOWHERE),
 }
 
 
@@ -41,8 +43,8 @@ def bits(x):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_product_is_that_of_numpy_and_has_one_sum_for_every_number_of_rows(form, turned):
-    rows, matrix = given((256, 1024), (48, 1024) if turned else (1024, 48))
-    assert product_gpu.parts(1024, 48) > 1  # sums of parts are in the comparison
+    rows, matrix = given((256, 1152), (48, 1152) if turned else (1152, 48))
+    assert product_gpu.parts(1152, 48) > 1 < 1152 // product_tpu.depth(1152)  # sums of parts are in the comparison
     run = jax.jit(functools.partial(FORMS[form], dtype=jnp.float32, turned=turned))
     whole = run(rows, matrix)
     exact = np.asarray(rows, np.float64) @ np.asarray(matrix.T if turned else matrix, np.float64)
@@ -55,7 +57,7 @@ def test_a_product_is_that_of_numpy_and_has_one_sum_for_every_number_of_rows(for
 def test_a_sum_whose_parts_follow_from_the_number_of_rows_has_other_bits(monkeypatch):
     """Planted: what compilers do."""
     rows, matrix = given((256, 1024), (1024, 48))
-    run = functools.partial(FORMS["kernel"], dtype=jnp.float32)
+    run = functools.partial(FORMS["gpu"], dtype=jnp.float32)
     whole = run(rows, matrix)
     monkeypatch.setattr(product_gpu, "parts", lambda inputs, outputs: 1)
     assert bits(run(rows[:16], matrix)) != bits(whole[:16])
@@ -101,8 +103,8 @@ def test_parts_follow_from_the_matrix_alone():
 
 
 class Device:
-    def __init__(self, platform, capability="9.0"):
-        self.platform, self.device_kind, self.compute_capability = platform, "a device", capability
+    def __init__(self, platform, capability="9.0", kind="a device"):
+        self.platform, self.device_kind, self.compute_capability = platform, kind, capability
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,16 @@ class Device:
     [
         (Device("cpu"), 8, jnp.float32, "int8", (33,), ""),
         (Device("gpu"), 1, jnp.bfloat16, "auto", (1536, 8960), ""),
-        (Device("tpu"), 1, jnp.bfloat16, "auto", (), "the kernel is written for GPUs"),
+        (Device("tpu", kind="TPU v6 lite"), 1, jnp.bfloat16, "auto", (1536, 8960), ""),
+        (Device("tpu", kind="TPU v4"), 1, jnp.bfloat16, "auto", (), "written for TPU v5 and later"),
+        (
+            Device("tpu", kind="TPU v6 lite"),
+            1,
+            jnp.bfloat16,
+            "auto",
+            (1536, 200),
+            "here are bfloat16 and a side of 200",
+        ),
         (Device("gpu", "7.5"), 1, jnp.bfloat16, "auto", (), "written for compute capability 8.0 and later"),
         (Device("gpu"), 2, jnp.bfloat16, "auto", (), "runs on one device, and the engine's mesh has 2"),
         (Device("gpu"), 1, jnp.bfloat16, "int8", (), "engine.weights is 'int8'"),

@@ -114,7 +114,7 @@ class EngineConfig:
         "library|fixed",
         used_when=_ENGINE,
         doc="Products and norms of a step: XLA's own, whose bits may depend on the number of rows, or fixed ones, whose bits do "
-        "not. With `fixed` small `row_sizes` stay. On GPUs it needs replicas of one device.",
+        "not. With `fixed` small `row_sizes` stay. On accelerators it needs replicas of one device.",
     )
     uncorrected: bool = any_of_type(
         False,

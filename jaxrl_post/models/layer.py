@@ -112,13 +112,13 @@ def norm(x: Array, weight: Array, config: ModelConfig) -> Array:
     It is computed in float32 or wider.
     """
 
-    def plain(rows: Array) -> Array:
+    def plain(rows: Array, weight: Array) -> Array:
         wide = _wide(rows)
         unit = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.norm_eps)
         return (unit * (weight.astype(wide.dtype) + config.norm_offset)).astype(rows.dtype)
 
     if config.row_blocks is None:
-        return plain(x)
+        return plain(x, weight)
     return row_blocks.norm(plain, x, weight, config.norm_eps, config.norm_offset, config.row_blocks.platforms)
 
 

@@ -70,6 +70,8 @@ SECTIONS = (
     Section(name="sampling", needs_s=20, limit_s=90),
     Section(name="paged_attention", needs_s=20, limit_s=90),
     Section(name="row_bits", needs_s=20, limit_s=180),
+    Section(name="row_products", needs_s=30, limit_s=180, after="device"),
+    Section(name="decode_fixed", needs_s=45, limit_s=150, after="decode_1_5b"),
     Section(name="equality", needs_s=25, limit_s=120),
     Section(name="rl_same_bits", needs_s=150, limit_s=360),
     Section(name="rl_pipelined", needs_s=60, limit_s=240, after="rl_same_bits"),
