@@ -7,6 +7,7 @@ import functools
 
 import engine_lab as lab
 import jax.numpy as jnp
+import pytest
 
 from jaxrl_post.engine import bit_probe
 from jaxrl_post.kernels import product_gpu, row_blocks
@@ -23,6 +24,14 @@ def test_no_row_size_is_dropped_and_each_has_the_bits_of_the_others():
         engine.reset()
     assert lab.same_bits(*outs)
     assert lab.against_sampler(outs[0], ASKED, lab.weights(0)) == []
+
+    state = engine.state_dict()
+    engine.load_state_dict(state, {})
+    for saved in ({"products": "fixed 0"}, {}):  # another version, and the library's products
+        old = {name: value for name, value in state.items() if name != "products"} | saved
+        said = f"saved under engine.products '{saved.get('products', 'library')}' and would resume under 'fixed 1'"
+        with pytest.raises(ValueError, match=said):
+            engine.load_state_dict(old, {})
 
 
 def test_the_kernels_of_gpus_serve_an_engine(monkeypatch):

@@ -23,6 +23,7 @@ from jaxrl_post.engine.eight_bit_weights import stored
 from jaxrl_post.engine.host.device import DispatchOrder
 from jaxrl_post.engine.host.wire import (
     BULK,
+    FIXED,
     PROMPT_TILE,
     TABLE,
     TILE_TABLE,
@@ -43,9 +44,6 @@ from jaxrl_post.parallel import mesh as meshes
 # For matrices in codes on GPUs. XLA would cut the sum of a product into parts, more of them where rows are few, and keep the parts
 # in memory in float32.
 ONE_SUM = {"xla_gpu_experimental_force_split_k": 1}
-
-
-FIXED = "fixed"  # EngineSettings.products
 
 
 def row_platforms(mesh: jax.sharding.Mesh) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
     python scripts/compile_tier/row_sizes.py TARGET library|one_tile|fixed ROWS
 
-The dispatch of ROWS rows of Qwen2.5-1.5B on one device is compiled with LAYERS layers. `one_tile` is the library under flags that
+The dispatch of ROWS rows of Qwen2.5-1.5B on one device is compiled with LAYERS layer. `one_tile` is the library under flags that
 name one tile and forbid to split a sum (scripts/gpu/sections.py: ONE_TILE). The line has by product, as INPUTSxOUTPUTS, the tilings
 of its sum:
 
@@ -29,7 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
-PRESET, LAYERS, SLOTS, CONTEXT, PAGE, STEPS = "qwen2_5_1_5b", 2, 16, 4096, 64, 32
+PRESET, LAYERS, SLOTS, CONTEXT, PAGE, STEPS = "qwen2_5_1_5b", 1, 16, 4096, 64, 32
 KERNEL = "multiply_rows"
 
 

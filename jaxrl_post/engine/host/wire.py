@@ -28,6 +28,8 @@ TABLE = FIRST_END + MOST_ENDS
 # stamps (step * 2 + drafted), argmax tokens, then `record` blocks with the ids and words of each token's record.
 BLOCKS = 5  # without the record
 OUT_NUM_TOKENS, OUT_NUM_COMPUTED, OUT_CANDIDATE_END, OUT_DONE, OUT_WINDOW = range(5)
+LIBRARY, FIXED = "library", "fixed"  # EngineSettings.products
+FIXED_VERSION = 1  # rises where fixed products get other bits: another order of a sum, or another shape of its parts
 LEAST_TILE, TILE_STEP = 64, 32  # head rows of a tile: compilers take other paths for few rows, and for odd numbers
 USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
 OFFERS = 16  # bins of equal width, by estimated chance, in which offered drafts are counted
@@ -76,7 +78,12 @@ class EngineSettings:
     verifies: bool = True
     weights: str = "auto"
     kv: str = "auto"
-    products: str = "library"
+    products: str = LIBRARY
+
+    @property
+    def products_key(self) -> str:
+        """Returns what the bits of products depend on beside shapes: their name, and of fixed ones the version."""
+        return f"{FIXED} {FIXED_VERSION}" if self.products == FIXED else self.products
 
     @property
     def record(self) -> int:

@@ -321,7 +321,7 @@ def check_products(sizes: EngineSettings, model: decoder.ModelConfig, mesh: jax.
     """
     first, heads = mesh.devices.flat[0], [model.heads * H for _, H in cache_kinds.shapes(model.kept)]
     sides = (model.embed, model.ffw, model.vocab_size, *heads, *(K * H for K, H in cache_kinds.shapes(model.kept)))
-    if sizes.products != compiled.FIXED:
+    if sizes.products != wire.FIXED:
         return
     if reason := choice.without_products(first, mesh.size, sizes.dtype, sizes.weights, sides):
         raise ValueError(f"engine.products='fixed': {reason}; the nearest valid engine.products is 'library'")
@@ -413,6 +413,7 @@ def keys(engine: RowEngine | Elastic) -> dict[str, Any]:
         }
     return {
         "row_sizes": list(engine.row_sizes),
+        "products": engine.sizes.products_key,
         "cost_table": {"source": engine.cost.source, "digest": engine.cost.digest},
     }
 
