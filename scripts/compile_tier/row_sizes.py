@@ -19,6 +19,7 @@ import json
 import math
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -30,7 +31,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 PRESET, LAYERS, SLOTS, CONTEXT, PAGE, STEPS = "qwen2_5_1_5b", 1, 16, 4096, 64, 32
-KERNEL = "multiply_rows"
+KERNEL, ALONE = "multiply_rows", "alone"
+SPILLING = "xla_gpu_fail_ptx_compilation_on_register_spilling"
 
 
 def compiled(target: str, form: str, rows: int) -> str:
@@ -113,13 +115,45 @@ def of_kernels(text: str) -> Iterator[tuple[str, str]]:
         )
 
 
-def of_instructions(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields the instructions of each of our kernels of products on a GPU, from the code that the compiler left."""
-    for file in folder.glob(f"*{KERNEL}*triton-to-llvm.txt"):
-        yield (
-            KERNEL,
-            " and ".join(sorted(set(re.findall(r"wgmma\.mma_async\.[\w.]+|mma\.sync\.[\w.]+", file.read_text())))),
-        )
+def of_instructions(target: str, rows: int) -> Iterator[tuple[str, str]]:
+    """Yields product and instructions of our kernel on a GPU for each shape, from the code that the compiler leaves.
+
+    The kernels of a dispatch are those: they follow from shapes alone. In a process of its own, for its flags.
+    """
+    words = [sys.executable, __file__, target, ALONE, str(rows)]
+    with tempfile.TemporaryDirectory() as folder:
+        dump = f"--xla_dump_to={folder} --xla_gpu_dump_llvmir=true --xla_dump_emitter_re=triton-to-llvm"
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {dump}".strip()
+        subprocess.run(words, env=os.environ | {"XLA_FLAGS": flags}, check=True, capture_output=True)
+        for file in sorted(Path(folder).glob("*triton-to-llvm.txt")):
+            found = set(re.findall(r"wgmma\.mma_async\.[\w.]+|mma\.sync\.[\w.]+", file.read_text()))
+            yield re.search(r"(\d+x\d+)", file.name)[1], " and ".join(sorted(found))
+
+
+def alone(target: str, rows: int) -> None:
+    """Compiles our kernel of products for each matrix of the model, under the name of its sides. It may spill no register."""
+    import jax
+    import jax.numpy as jnp
+    from gpu import row_bits
+    from targets import TARGETS
+
+    from jaxrl_post.kernels import product_gpu
+    from jaxrl_post.models.presets import PRESETS
+    from jaxrl_post.parallel import mesh as meshes
+
+    mesh, model = TARGETS[target].mesh(TARGETS[target].one), PRESETS[PRESET]
+    for inputs, outputs in sorted(set(row_bits.shapes(model).values())):
+        turned = outputs == model.vocab_size and model.tied
+        how = dict(dtype=jnp.float32, turned=True) if turned else dict(dtype=jnp.bfloat16)
+
+        def multiply(x: Any, w: Any, how: Any = how) -> Any:
+            return product_gpu.product(x, w, **how)
+
+        multiply.__name__ = f"{inputs}x{outputs}"
+        shapes = [(rows, inputs), (outputs, inputs) if turned else (inputs, outputs)]
+        given = [jax.ShapeDtypeStruct(one, jnp.bfloat16, sharding=meshes.replicated(mesh)) for one in shapes]
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            jax.jit(multiply, compiler_options={SPILLING: True}).lower(*given).compile()
 
 
 def _runs(text: str) -> Iterator[Any]:
@@ -131,14 +165,12 @@ def _runs(text: str) -> Iterator[Any]:
 def main(target: str, form: str, rows: int) -> dict[str, Any]:
     from gpu.sections import ONE_TILE
 
-    with tempfile.TemporaryDirectory() as folder:
-        dump = f"--xla_dump_to={folder} --xla_dump_emitter_re=triton-to-llvm --xla_dump_hlo_module_re=dispatch"
-        flags = {"one_tile": ONE_TILE, "fixed": dump if target == "sm_90" else ""}
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags.get(form, '')}".strip()
-        text = compiled(target, form, rows)
-        library, kernels = [*of_library(text, rows)], []
-        if form == "fixed":
-            kernels = [*(of_instructions(Path(folder)) if target == "sm_90" else of_kernels(text))]
+    if form == "one_tile":
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_TILE}".strip()
+    text = compiled(target, form, rows)
+    library, kernels = [*of_library(text, rows)], []
+    if form == "fixed":
+        kernels = [*(of_instructions(target, rows) if target == "sm_90" else of_kernels(text))]
     tilings = defaultdict(set)
     for product, tiling in (*library, *kernels):
         tilings[product].add(tiling)
@@ -155,4 +187,7 @@ if __name__ == "__main__":
     from jaxrl_post.launch.plan import device_less
 
     device_less.take_none()
-    print(json.dumps(main(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
+    if sys.argv[2] == ALONE:
+        alone(sys.argv[1], int(sys.argv[3]))
+    else:
+        print(json.dumps(main(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
