@@ -1,10 +1,10 @@
 """How the products of a decode step are tiled at each number of rows, in the vendors' compiled text, as one JSON line.
 
-    python scripts/compile_tier/row_sizes.py TARGET library|one_tile|fixed ROWS
+    python scripts/compile_tier/row_sizes.py TARGET library|one_tile|fixed
 
-The dispatch of ROWS rows of Qwen2.5-1.5B on one device is compiled with LAYERS layer. `one_tile` is the library under flags that
-name one tile and forbid to split a sum (scripts/gpu/sections.py: ONE_TILE). The line has by product, as INPUTSxOUTPUTS, the tilings
-of its sum:
+The dispatch of Qwen2.5-1.5B on one device is compiled with LAYERS layer for each number of ROWS. `one_tile` is the library under
+flags that name one tile and forbid to split a sum (scripts/gpu/sections.py: ONE_TILE). The line has by number of rows and product,
+as INPUTSxOUTPUTS, the tilings of its sum:
 
 - on TPUs the compiler's emitter, its turns along the sum, and the block of a turn; or the shapes of products of our kernel
 - on GPUs the parts of the sum, the numbers of a turn, the tile, and which operand comes first; or the instructions of our kernel
@@ -31,6 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 PRESET, LAYERS, SLOTS, CONTEXT, PAGE, STEPS = "qwen2_5_1_5b", 1, 16, 4096, 64, 32
+ROWS = (16, 32, 64, 128, 256)
 KERNEL, ALONE = "multiply_rows", "alone"
 SPILLING = "xla_gpu_fail_ptx_compilation_on_register_spilling"
 
@@ -162,23 +163,24 @@ def _runs(text: str) -> Iterator[Any]:
     yield from compiled_text.read(text).runs()
 
 
-def main(target: str, form: str, rows: int) -> dict[str, Any]:
+def main(target: str, form: str) -> dict[str, Any]:
     from gpu.sections import ONE_TILE
 
     if form == "one_tile":
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_TILE}".strip()
-    text = compiled(target, form, rows)
-    library, kernels = [*of_library(text, rows)], []
-    if form == "fixed":
-        kernels = [*(of_instructions(target, rows) if target == "sm_90" else of_kernels(text))]
-    tilings = defaultdict(set)
-    for product, tiling in (*library, *kernels):
-        tilings[product].add(tiling)
-    return {
-        "of_library": len(library),
-        "kernels": sum(one.line.operation == "custom-call" and KERNEL in one.line.scope for one in _runs(text)),
-        "tilings": {product: sorted(found) for product, found in sorted(tilings.items())},
-    }
+    told = {}
+    for rows in ROWS:
+        text = compiled(target, form, rows)
+        library, kernels = [*of_library(text, rows)], []
+        if form == "fixed":
+            kernels = [*(of_instructions(target, rows) if target == "sm_90" else of_kernels(text))]
+        tilings = defaultdict(set)
+        for product, tiling in (*library, *kernels):
+            tilings[product].add(tiling)
+        called = sum(one.line.operation == "custom-call" and KERNEL in one.line.scope for one in _runs(text))
+        found = {product: sorted(several) for product, several in sorted(tilings.items())}
+        told[rows] = {"of_library": len(library), "kernels": called, "tilings": found}
+    return told
 
 
 if __name__ == "__main__":
@@ -190,4 +192,4 @@ if __name__ == "__main__":
     if sys.argv[2] == ALONE:
         alone(sys.argv[1], int(sys.argv[3]))
     else:
-        print(json.dumps(main(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
+        print(json.dumps(main(sys.argv[1], sys.argv[2])))

@@ -210,9 +210,8 @@ def _compiled(record) -> None:
     python = compilers.python(record.root, "row-sizes")
     for target in TARGETS:
         for form in (FIXED, "one_tile", LIBRARY) if target == "sm_90" else (FIXED, LIBRARY):
-            words = [("scripts/compile_tier/row_sizes.py", target, form, str(rows)) for rows in SIZES]
-            found = {rows: compilers.told(record, python, *one) for rows, one in zip(SIZES, words)}
-            _tilings(record, f"{target}.{form}", form, found)
+            found = compilers.told(record, python, "scripts/compile_tier/row_sizes.py", target, form)
+            _tilings(record, f"{target}.{form}", form, {rows: found[str(rows)] for rows in SIZES})
 
 
 def _tilings(record, key: str, form: str, found: dict[int, dict]) -> None:
