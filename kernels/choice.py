@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jaxrl_post.kernels import (
     attention,
     branches_tpu,
     delta_rule_tpu,
+    eight_bits,
     flash_gpu,
     flash_hopper,
     flash_tpu,
@@ -19,6 +20,7 @@ from jaxrl_post.kernels import (
     hardware,
     mapped,
     recurrent,
+    row_blocks,
     small_arrays,
     thresholds,
     thresholds_gpu,
@@ -132,6 +134,26 @@ def of_small_arrays(device: Any, spread: Callable) -> Callable:
         return spread(mapped.alone(form))(values, tuple(tables))
 
     return run
+
+
+def without_products(device: Any, devices: int, dtype: Any, weights: str, sides: Iterable[int]) -> str:
+    """Returns why no kernel computes products whose bits do not depend on the number of rows, or an empty text.
+
+    devices: of a mesh. weights: the format of an engine's matrices. sides: of every matrix. On a CPU XLA computes them in blocks.
+    """
+    if device.platform == "cpu":
+        return ""
+    platform = "tpu" if device.platform == "tpu" else "cuda"
+    kernel = row_blocks.KERNELS[platform]
+    if reason := hardware.without_flash(device):
+        return reason
+    if devices > 1:
+        return f"the kernel runs on one device, and the engine's mesh has {devices}"
+    if weights != eight_bits.AUTO:
+        return f"the kernel reads no codes of 8 bits, and engine.weights is {weights!r}"
+    if odd := [side for side in sides if not kernel.serves(dtype, dtype, side, side)]:
+        return f"the {platform} kernel needs {kernel.NEEDS}; here are {jnp.dtype(dtype).name} and a side of {odd[0]}"
+    return ""
 
 
 def of_experts(device: Any) -> Callable:

@@ -53,6 +53,16 @@ def test_a_change_is_refused_field_by_field():
     assert "seed" not in said and 'run_dir "' not in said and "\n" not in said
 
 
+def test_a_run_from_before_an_option_goes_on_as_it_was():
+    then = {"config": {"steps": 2, "engine": {"slots": 4}}}
+    now = json.loads(json.dumps(then))
+    now["config"]["engine"]["products"] = "library"
+    identity.check_same(then, now, 1)
+    now["config"]["engine"]["products"] = "fixed"
+    with pytest.raises(ValueError, match='engine.products "absent" -> "fixed"'):
+        identity.check_same(then, now, 1)
+
+
 def test_the_code_of_reward_functions_is_part_of_a_run(tmp_path):
     (tmp_path / "mine.py").write_text("def score(): return 1\n")
     (tmp_path / "pack").mkdir()

@@ -186,6 +186,7 @@ _IGNORED = [
     ("engine.carry_share=0.5", ("engine.carry_over=keep", *PIPE), ("engine.carry_over=auto", *PIPE)),
     ("engine.weights=int8", (*SUPERVISED, "eval.prompts=0"), ("algorithm.rollout_is=token",)),
     ("engine.kv=int8", (*SUPERVISED, "eval.prompts=0"), ("algorithm.rollout_is=token",)),
+    ("engine.products=fixed", (*SUPERVISED, "eval.prompts=0"), ()),
     ("engine.uncorrected=true", (), ("engine.kv=int8",)),
     ("speculation.width=5", (), ("speculation.drafter=histospec",)),
     ("speculation.clones=false", (), ("speculation.drafter=ngram",)),

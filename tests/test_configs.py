@@ -77,6 +77,7 @@ def test_preset_runs(name, tmp_path):
         "demo/shared_prompts",
         "demo/eight_bits",
         "demo/rounded",
+        "demo/row_sizes",
         "own",
     ],
 )

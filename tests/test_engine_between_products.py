@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from jaxrl_post.engine import between_products
+from jaxrl_post.engine.host.wire import EngineSettings
 from jaxrl_post.kernels import attention, attention_gpu, rows_gpu
 from jaxrl_post.kernels.pallas_gpu import plgpu
 from jaxrl_post.models import cache_kinds, decode_stack, decoder
 from jaxrl_post.models.model_config import Experts, LinearAttention, Lora
+from jaxrl_post.parallel import mesh as meshes
 
 pytestmark = [
     pytest.mark.usefixtures("quick_compilation"),
@@ -143,3 +145,35 @@ def test_other_layers_keep_their_own_form(change, served):
     config = dataclasses.replace(CONFIG, **change)
     assert between_products.serves(config, jnp.bfloat16, PAGE) == served
     assert not between_products.serves(config, jnp.float32, PAGE)
+
+
+def chips(kind: str, capability: str, tensor: int = 1) -> types.SimpleNamespace:
+    """Returns what stands for a mesh of one replica."""
+    platform = "gpu" if capability else "cpu"
+    device = types.SimpleNamespace(platform=platform, device_kind=kind, compute_capability=capability)
+    return types.SimpleNamespace(devices=np.array([device] * tensor), shape={meshes.TENSOR: tensor})
+
+
+@pytest.mark.parametrize(
+    "mesh, change, products, said",
+    [
+        (chips("NVIDIA H100", "9.0"), dict(), "parts 1", ""),
+        (chips("NVIDIA H100", "9.0"), dict(products="library"), "library", ""),
+        (chips("NVIDIA H100", "9.0"), dict(products="fixed"), "fixed 1", ""),
+        (chips("NVIDIA H100", "9.0", tensor=2), dict(), "library", "need one device a replica, and here are 2"),
+        (chips("NVIDIA H100", "9.0"), dict(kv="int8"), "library", "know no codes of 8 bits"),
+        (chips("NVIDIA H100", "9.0"), dict(slots=24), "parts 1", "here are 24 slots and (64,) rows"),
+        (chips("NVIDIA A100", "8.0"), dict(), "library", "compute capability 9.0, and NVIDIA A100 has 8.0"),
+        (chips("cpu", ""), dict(), "library", ""),
+        (chips("cpu", ""), dict(one_graph=True), "library", "cpu has no CUDA graphs"),
+    ],
+)
+def test_a_run_says_where_other_kernels_run(mesh, change, products, said):
+    sizes = EngineSettings(
+        **dict(slots=16, max_length=96, page_size=PAGE, pages=96, row_sizes=(64,), head_rows=64, steps_per_dispatch=8)
+        | dict(dtype=jnp.bfloat16)
+        | change
+    )
+    assert between_products.resolved(CONFIG, mesh, sizes).products_key == products
+    lines = between_products.lines(CONFIG, mesh.devices.flat[0], len(mesh.devices), sizes)
+    assert len(lines) == bool(said) and all(said in line for line in lines)

@@ -191,6 +191,21 @@ def test_programs_of_a_bucket_are_compiled_once(machine, bucket):
     assert not first.folder.exists() and not second.folder.exists()
 
 
+def test_results_of_autotuning_travel_with_the_programs(machine, bucket):
+    url, said = f"{bucket}/programs", []
+    first = program_cache.ProgramCache(url, "JAX_COMPILATION_CACHE_DIR", said.append)
+    (first.folder / program_cache.AUTOTUNING / "tmp").mkdir(parents=True)
+    (first.folder / program_cache.AUTOTUNING / "fusion.textproto").write_text("block_m: 64")
+    (first.folder / "jit_x-1-cache").write_bytes(b"program")
+    first.close()
+    assert _objects(url).names("") == ["jit_x-1-cache", f"{program_cache.AUTOTUNING}/fusion.textproto"]
+    machine()
+    second = program_cache.ProgramCache(url, "JAX_COMPILATION_CACHE_DIR", said.append)
+    assert (second.folder / program_cache.AUTOTUNING / "fusion.textproto").read_text() == "block_m: 64"
+    second.close()
+    assert not said
+
+
 def test_a_lost_bucket_costs_compilations_only(machine, bucket, reach, monkeypatch):
     said = []
     monkeypatch.setattr(objects.Objects.__init__, "__defaults__", (0.3,))  # its patience

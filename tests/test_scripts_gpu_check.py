@@ -318,6 +318,9 @@ def test_every_expectation_is_of_a_figure():
             "decode_7b",
             "timeline",
             "torch_train",
+            "row_products",
+            "decode_library",
+            "decode_fixed",
         ):
             child.RUN[one.name](part)
     options.beside(part, "tokamax", None, counts=(1, 4))

@@ -29,6 +29,7 @@ from gpu import (  # noqa: E402
     rl_reward,
     rl_runs,
     row_bits,
+    row_products,
     small,
     swap,
     timeline,
@@ -461,3 +462,20 @@ def test_three_runs_by_the_command(monkeypatch):
     rl_runs.pipelined(later, "stories260k", small.RUN)
     assert later.ok and 0 < later.figures["rl.pipelined"]["mean_staleness"] <= rl_runs.STALENESS
     assert later.figures["rl.pipelined"]["policy"] != part.figures["rl.sync"]["policy"]
+
+
+def test_products_of_one_shape_are_timed_and_compared_beside_the_librarys():
+    """Planted is a product whose sum is cut by the number of rows."""
+    part, rows = fresh(), (4, 8)
+    row_products.beside_library(part, {"x": small.WIDER}, rows, small.PRODUCT)
+    assert part.ok and len(part.bounds) == 3 * 6 and len(part.figures) == 4 * 6 + 1
+    assert set(part.figures["row_products.x.layer_over_library"]) == {"4_rows", "8_rows"}
+
+    def cut(x, w, dtype):
+        half = 8 if len(x) < 8 else 4
+        parts = [x[:, at].astype(dtype) @ w[at].astype(dtype) for at in (slice(half), slice(half, None))]
+        return sum(parts).astype(dtype)
+
+    part = fresh()
+    row_products.beside_library(part, {"x": small.WIDER}, rows, cut)
+    assert not part.ok and not part.bounds["row_products.x.up.bits_equal"]["ok"]

@@ -110,6 +110,13 @@ class EngineConfig:
         used_when=_ENGINE,
         doc="Number format of the KV cache: `dtype`, or 8 bits with a scale for each key and each value.",
     )
+    products: str = one_of(
+        "auto|library|fixed",
+        used_when=_ENGINE,
+        doc="Products and norms of a step: XLA's own (`library`), whose bits may depend on the number of rows, or `fixed` ones, whose "
+        "bits do not. With `fixed` small `row_sizes` stay. On accelerators it needs replicas of one device. `auto`: on GPUs XLA's "
+        "products in parts with one kernel between two of them, where a model's layers have such kernels, and XLA's own elsewhere.",
+    )
     uncorrected: bool = any_of_type(
         False,
         used_when="engine.weights!=auto or engine.kv!=auto or model.weights!=auto",

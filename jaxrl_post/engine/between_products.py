@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from jaxrl_post.engine.host import wire
 from jaxrl_post.engine.host.wire import EngineSettings
 from jaxrl_post.kernels import attention, attention_gpu, eight_bits, hardware, mapped, rows_gpu, small_arrays
 from jaxrl_post.models import cache_kinds, decode_stack
@@ -55,11 +57,12 @@ def serves(config: ModelConfig, dtype: Any, page: int) -> bool:
     )
 
 
-def chosen(config: ModelConfig, mesh: Mesh, sizes: EngineSettings) -> Callable | None:
-    """Returns `of` for a model on a mesh, (rows) -> decode_stack.Between, or None where XLA's operations run."""
-    if reason(config, mesh.devices.flat[0], mesh.shape[meshes.TENSOR], sizes):
-        return None
-    return functools.partial(of, config, functools.partial(meshes.by_replicas, mesh))
+def resolved(config: ModelConfig, mesh: Mesh, sizes: EngineSettings) -> EngineSettings:
+    """Returns the settings with products in parts, or the library's, in the place of "auto"."""
+    if sizes.products != wire.AUTO:
+        return sizes
+    why = reason(config, mesh.devices.flat[0], mesh.shape[meshes.TENSOR], sizes)
+    return replace(sizes, products=wire.LIBRARY if why else wire.PARTS)
 
 
 def reason(config: ModelConfig, device: Any, ways: int, sizes: EngineSettings) -> str:
@@ -81,7 +84,8 @@ def lines(config: ModelConfig, device: Any, ways: int, sizes: EngineSettings) ->
     """Returns what a run on a GPU says of its steps where more kernels run than could, and of an option that does nothing."""
     if device.platform not in hardware.GPU:
         return [f"engine.one_graph: {device.platform} has no CUDA graphs"] if sizes.one_graph else []
-    why, counts = reason(config, device, ways, sizes), [sizes.slots, *sizes.row_sizes]
+    counts = sizes.slots, *sizes.row_sizes
+    why = reason(config, device, ways, sizes) if sizes.products == wire.AUTO else ""
     found = [f"kernels: XLA's operations run between the products of a step, because {why}"] if why else []
     if not all(small_arrays.fits(np.empty(count, bool)) for count in counts):
         most = math.isqrt(small_arrays.MOST)

@@ -23,6 +23,8 @@ from jaxrl_post.engine.eight_bit_weights import stored
 from jaxrl_post.engine.host.device import DispatchOrder
 from jaxrl_post.engine.host.wire import (
     BULK,
+    FIXED,
+    PARTS,
     PROMPT_TILE,
     TABLE,
     TILE_TABLE,
@@ -37,6 +39,7 @@ from jaxrl_post.engine.row_state import Program, RowProgram, State
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.kernels import attention, choice, hardware, verify
 from jaxrl_post.models import cache_kinds, decoder, experts
+from jaxrl_post.models.model_config import RowBlocks
 from jaxrl_post.parallel import mesh as meshes
 
 # For matrices in codes on GPUs, and for products that rows_gpu.product cuts itself. XLA would cut the sum of a product into parts,
@@ -45,6 +48,12 @@ ONE_SUM = {"xla_gpu_experimental_force_split_k": 1}
 # What CUDA graphs may hold: XLA's defaults (jaxlib 0.11), and loops.
 _IN_GRAPHS = "FUSION CUBLAS CUBLASLT CUDNN CUSTOM_CALL CONDITIONAL DYNAMIC_SLICE_FUSION WHILE"
 ONE_GRAPH = {"xla_gpu_enable_command_buffer": _IN_GRAPHS.replace(" ", ",")}
+
+
+def row_platforms(mesh: jax.sharding.Mesh) -> frozenset[str]:
+    """Returns the platforms whose kernels of products and norms may be used. No compiler can divide them over devices."""
+    first = mesh.devices.flat[0]
+    return hardware.platforms(first, hardware.without_flash) if mesh.size == 1 else frozenset({"cpu"})
 
 
 def insert(drafter: Drafter, state: State, entry: Entry) -> State:
@@ -79,7 +88,10 @@ class Programs:
         self, config: decoder.ModelConfig, mesh: jax.sharding.Mesh, sizes: EngineSettings, drafter: Drafter = Drafter()
     ):
         shards = verify.Shards(functools.partial(meshes.by_vocab, mesh), meshes.TENSOR, mesh.shape[meshes.TENSOR])
+        sizes = between_products.resolved(config, mesh, sizes)
         self.sizes = replace(sizes, shards=shards if mesh.size > 1 else None)
+        if sizes.products == FIXED:
+            config = replace(config, row_blocks=RowBlocks(row_platforms(mesh)))
         self.config, self.mesh, self.drafter = config, mesh, drafter
         self._fixed = dict(
             config=config,
@@ -92,7 +104,8 @@ class Programs:
             platforms=hardware.platforms(mesh.devices.flat[0]),
             of_states=hardware.platforms(mesh.devices.flat[0], hardware.without_flash),
         )
-        self._between = between_products.chosen(config, mesh, sizes)
+        of = functools.partial(between_products.of, config, functools.partial(meshes.by_replicas, mesh))
+        self._between = of if self.sizes.products == PARTS else None
         self._small = choice.of_small_arrays(mesh.devices.flat[0], functools.partial(meshes.by_replicas, mesh))
         self._whole = meshes.replicated(mesh)
         self._blocks = meshes.slot_sharding(mesh)
@@ -150,7 +163,8 @@ class Programs:
     def _prefill_program(self, params: Any) -> Callable:
         s, (state, _) = self.sizes, self._shapes(Drafter())
         tiles = self._ints((s.replicas, s.prompt_rows // PROMPT_TILE, TILE_TABLE + s.blocks))
-        run = functools.partial(prefill, Program(**self._fixed))
+        plain = replace(self.config, row_blocks=None)  # the wide program has one number of rows
+        run = functools.partial(prefill, Program(**self._fixed | {"config": plain}))
         run = jax.jit(run, donate_argnums=2, out_shardings=self._placed.cache, compiler_options=self._options)
         return run.lower(params, state.tokens, state.cache, tiles).compile()
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_post.engine import compiled, merged_weights
+from jaxrl_post.engine import between_products, compiled, merged_weights
 from jaxrl_post.engine import step_cost as costs
 from jaxrl_post.engine.eight_bit_weights import held_bytes, stored
 from jaxrl_post.engine.host import sequence
@@ -156,6 +156,7 @@ class RowEngine(RowHost):
             )
         recurrent = bool(cache_kinds.states(model.kept))
         sizes = replace(sizes, replicas=meshes.replicas(mesh), recurrent=recurrent)
+        sizes = between_products.resolved(model, mesh, sizes)
         sequence.check_sizes(sizes)  # before anything is compiled
         drafting = drafting or Drafting(
             Drafter(), replicas=sizes.replicas, slots=sizes.slots, past=lambda prompt_id: ()

@@ -30,7 +30,7 @@ from jaxrl_post.engine.host import wire as c
 from jaxrl_post.engine.host.wire import OFFERS, USES, DispatchResult, EngineSettings
 from jaxrl_post.engine.row_state import RowProgram, Slots, State, Work
 from jaxrl_post.engine.speculation.interface import Context, Drafter, Drafts, Step
-from jaxrl_post.kernels import attention, choice, sampling, thresholds, verify
+from jaxrl_post.kernels import attention, choice, row_blocks, sampling, thresholds, verify
 from jaxrl_post.models import cache_kinds, decoder, experts, layer_loop
 from jaxrl_post.parallel import mesh as meshes
 
@@ -229,7 +229,11 @@ def _drawn(program: RowProgram, params: Any, h: Array, *numbers: Array) -> tuple
     config, size, tiles = program.config, program.sizes.head_tile(program.rows), []
     for start in range(0, h.shape[0], size):
         inputs = jax.lax.optimization_barrier(tuple(x[start : start + size] for x in (h, *numbers)))
-        drawn = _draw(program, decoder.logits(params, config, inputs[0]), *inputs[1:])
+        rows = decoder.logits(params, config, inputs[0]), *inputs[1:]
+        if config.row_blocks is None:
+            drawn = _draw(program, *rows)
+        else:
+            drawn = row_blocks.of_rows(functools.partial(_draw, program), *rows, platforms=program.platforms)
         tiles.append(jax.lax.optimization_barrier(drawn))
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *tiles)
 

@@ -25,8 +25,8 @@ from jaxrl_post.engine.elastic import Elastic
 from jaxrl_post.engine.host import dispatch_log
 from jaxrl_post.engine.host.turns import Judging, Turns
 from jaxrl_post.engine.row_engine import RowEngine
+from jaxrl_post.launch import autotuning, compile_guard, dry_run, own_process, resume, run_writers, start_check
 from jaxrl_post.launch import branch as branches
-from jaxrl_post.launch import compile_guard, dry_run, own_process, resume, run_writers, start_check
 from jaxrl_post.launch.command_line import parse
 from jaxrl_post.launch.parts import build as parts
 from jaxrl_post.launch.parts import evaluation, graders, inputs
@@ -292,7 +292,8 @@ def build(
     learner = compiled_learner(config, start, devices, origin.saved)
     engine, evaluator = parts.engines(config, start, devices, learner, history)
     digests = compile_guard.digests(learner, {engine, evaluator})
-    origin = replace(origin, about=compile_guard.with_digests(origin.about, origin.saved, digests, say))
+    about = compile_guard.with_digests(origin.about, origin.saved, digests, say)
+    origin = replace(origin, about=autotuning.with_results(about, origin.saved, autotuning.results(), say))
     stack.enter_context(dispatch_log.logged({engine, evaluator}, mine / "dispatches.jsonl"))
     run = Run(
         config=config,

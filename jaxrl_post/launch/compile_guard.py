@@ -36,7 +36,11 @@ from jaxrl_post.trainer.learner import Learner
 
 _FOLDER = "JAX_COMPILATION_CACHE_DIR"
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # also when the program then comes out of the cache folder
-_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+_SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_enable_xla_caches",
+)
 _LOGGER = "jax._src.interpreters.pxla"  # says, per program, "Compiling NAME with global shapes and types [...]"
 DIGESTS = "programs"  # of the digests, where a run says what its bits depend on
 # What the text of a program says of its source: a table at its head, places of instructions, and names.
@@ -65,6 +69,7 @@ def use_cache(environment: Mapping[str, str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_enable_xla_caches", program_cache.AUTOTUNING)
     return folder
 
 

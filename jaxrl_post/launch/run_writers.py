@@ -11,8 +11,8 @@ import jax
 
 from jaxrl_post import config as configs
 from jaxrl_post.kernels import sampling
+from jaxrl_post.launch import autotuning, compile_guard, resume
 from jaxrl_post.launch import branch as branches
-from jaxrl_post.launch import compile_guard, resume
 from jaxrl_post.launch.parts import build as parts
 from jaxrl_post.launch.parts import inputs
 from jaxrl_post.launch.plan import memory_plan
@@ -71,6 +71,9 @@ def rows(
         told |= parts.keys(evaluator) if evaluator is not None else {}
         told |= {"graders": math_algebra.graders(config.graders)}
         told |= {name: about[name] for name in ("auto", compile_guard.DIGESTS) if name in about}
+        told |= (
+            {autotuning.RESULTS: autotuning.digest(about[autotuning.RESULTS])} if autotuning.RESULTS in about else {}
+        )
         told |= {"parent": parent.told()} if parent else {}
         folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": told})
         columns = metrics.SUPERVISED if mode_report.supervised(config) else metrics.COLUMNS

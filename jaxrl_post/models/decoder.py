@@ -41,6 +41,7 @@ import numpy as np
 from flax import nnx, traverse_util
 from jaxtyping import Array, Float, Int
 
+from jaxrl_post.kernels import row_blocks
 from jaxrl_post.models import experts, layer_loop
 from jaxrl_post.models.cache_kinds import Pages, RecurrentState
 from jaxrl_post.models.layer import Layer, norm, param
@@ -106,7 +107,11 @@ class Decoder(nnx.Module):
     def logits(self, h: Array) -> Array:
         with jax.named_scope("head"):
             wide = jnp.promote_types(h.dtype, jnp.float32)
-            if self.config.tied:
+            if self.config.row_blocks is not None:
+                matrix = self.embed if self.config.tied else self.head
+                how = dict(turned=self.config.tied, platforms=self.config.row_blocks.platforms)
+                out = row_blocks.product(h, matrix[...].astype(h.dtype), wide, **how)
+            elif self.config.tied:
                 out = jnp.einsum("...d,vd->...v", h, self.embed[...].astype(h.dtype), preferred_element_type=wide)
             else:
                 out = jnp.einsum("...d,dv->...v", h, self.head[...].astype(h.dtype), preferred_element_type=wide)

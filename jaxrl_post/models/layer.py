@@ -6,6 +6,7 @@ Norms, rotation and scores are computed in float32 or wider.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from jaxrl_post.kernels import eight_bits
+from jaxrl_post.kernels import eight_bits, row_blocks
 from jaxrl_post.models import experts as mixture
 from jaxrl_post.models.layer_loop import PROJECTED, STREAM, Callbacks, named
 from jaxrl_post.models.model_config import ACTIVATIONS, Experts, Lora, ModelConfig
@@ -110,9 +111,15 @@ def norm(x: Array, weight: Array, config: ModelConfig) -> Array:
 
     It is computed in float32 or wider.
     """
-    wide = _wide(x)
-    unit = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.norm_eps)
-    return (unit * (weight.astype(wide.dtype) + config.norm_offset)).astype(x.dtype)
+
+    def plain(rows: Array, weight: Array) -> Array:
+        wide = _wide(rows)
+        unit = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.norm_eps)
+        return (unit * (weight.astype(wide.dtype) + config.norm_offset)).astype(rows.dtype)
+
+    if config.row_blocks is None:
+        return plain(x, weight)
+    return row_blocks.norm(plain, x, weight, config.norm_eps, config.norm_offset, config.row_blocks.platforms)
 
 
 def _rotate(x: Array, cos: Array, sin: Array) -> Array:
@@ -372,7 +379,14 @@ class Layer(nnx.Module):
         """Returns x times a matrix, with its low-rank addition where it has one."""
         inputs, outputs = PRODUCTS[product(name)]
         matrix, scale = self._matrix(name, x.dtype)
-        out = _scaled(jnp.einsum(f"...{inputs},{inputs}{outputs}->...{outputs}", x, matrix), scale)
+        if self.config.row_blocks is None:
+            out = jnp.einsum(f"...{inputs},{inputs}{outputs}->...{outputs}", x, matrix)
+        else:
+            rows, size = x.shape[: x.ndim - len(inputs)], math.prod(matrix.shape[: len(inputs)])
+            flat = x.reshape(*rows, size), matrix.reshape(size, -1)
+            out = row_blocks.product(*flat, x.dtype, self.config.row_blocks.platforms)
+            out = out.reshape(*rows, *matrix.shape[len(inputs) :])
+        out = _scaled(out, scale)
         return self._with_addition(named(out, PROJECTED), name, x)
 
     def _matrix(self, name: str, dtype: Any) -> tuple[Array, Array | None]:

@@ -125,6 +125,15 @@ class EightBits(NamedTuple):
     stored: bool
 
 
+class RowBlocks(NamedTuple):
+    """Products with weights, norms and draws run such that no bit depends on the number of rows (kernels/row_blocks.py).
+
+    - platforms: those whose kernels may be used
+    """
+
+    platforms: frozenset[str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Shape and variant of a decoder.
@@ -156,6 +165,7 @@ class ModelConfig:
     - o_bias: a bias is added to the output product of attention (gpt-oss).
     - lora: None, or additions with weights of their own, which the learner trains in place of all others
     - eight_bits: None, or how the matrices of layers have 8 bits
+    - row_blocks: None, or how products and norms are computed such that no bit depends on the number of rows
     - scalar: the head is one number for each token, not the scores of all tokens: a reward model
     - family: the family that it was read as (models/families.py), used when it is written. It changes no computation.
     """
@@ -198,6 +208,7 @@ class ModelConfig:
     experts: Experts | None = None
     lora: Lora | None = None
     eight_bits: EightBits | None = None
+    row_blocks: RowBlocks | None = None
     scalar: bool = False
     family: str = field(default="", compare=False)
 

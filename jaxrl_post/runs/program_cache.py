@@ -1,6 +1,7 @@
 """Compiled programs of a bucket: JAX_COMPILATION_CACHE_DIR=SCHEME://BUCKET/NAME.
 
-A process copies all of them to a folder of its own, which jax reads and writes. A thread uploads new ones until its end.
+A process copies all of them to a folder of its own, which jax reads and writes. A thread uploads new ones until its end. What
+XLA:GPU found fastest travels with them (launch/autotuning.py).
 
 Invariant: only this process writes its folder, and a program is uploaded a while after it was written: never half.
 A bucket that does not answer, or a disk that is full, costs compilations and ends nothing.
@@ -25,6 +26,7 @@ from jaxrl_post.runs.buckets import files
 from jaxrl_post.runs.buckets.objects import Objects
 from jaxrl_post.runs.buckets.store import Changed, Unreachable
 
+AUTOTUNING = "xla_gpu_per_fusion_autotune_cache_dir"  # where jax has XLA:GPU keep what it found fastest, by fusion
 _EVERY_S = 20.0
 _WRITTEN_S = 5.0  # after which jax has certainly written a program to its end
 _LOCK = ".lock"
@@ -74,8 +76,10 @@ class ProgramCache:
 
     def _fetch(self) -> None:
         for name, version in self._objects.listed("").items():
-            if "/" not in name and not name.startswith("."):
-                part = self.folder / f".{name}.part"
+            place, _, own = name.rpartition("/")
+            if place in ("", AUTOTUNING) and not own.startswith("."):
+                (self.folder / place).mkdir(exist_ok=True)
+                part = self.folder / place / f".{own}.part"
                 try:
                     self._objects.save(name, version, part)
                     part.rename(self.folder / name)
@@ -96,13 +100,14 @@ class ProgramCache:
 
     def _upload(self, age_s: float) -> None:
         """Uploads the programs that have not changed for so long."""
-        for path in self.folder.iterdir():
-            if path.name in {*self._there, _LOCK}:
+        for path in (*self.folder.iterdir(), *(self.folder / AUTOTUNING).glob("*")):
+            name = path.relative_to(self.folder).as_posix()
+            if name in {*self._there, _LOCK} or not path.is_file():
                 continue
             now, size = time.monotonic(), path.stat().st_size
-            if self._seen.get(path.name, (-1, now))[0] != size:
-                self._seen[path.name] = size, now
-            if now - self._seen[path.name][1] >= age_s:
+            if self._seen.get(name, (-1, now))[0] != size:
+                self._seen[name] = size, now
+            if now - self._seen[name][1] >= age_s:
                 with contextlib.suppress(Changed):  # another process compiled it too
-                    self._objects.create(path.name, path.read_bytes())
-                self._there.add(path.name)
+                    self._objects.create(name, path.read_bytes())
+                self._there.add(name)

@@ -80,19 +80,18 @@ def named(line) -> str:
 
 
 def main(preset: str, rows: int, form: str) -> dict:
-    from jaxrl_post.engine import between_products
     from jaxrl_post.kernels import choice, sampling_gpu, small_arrays, tiles
 
     if form == "one_graph":
         return graphs(preset, rows)
     off = (
-        mock.patch.object(between_products, "chosen", lambda config, mesh, sizes: None),
         mock.patch.object(choice, "of_small_arrays", lambda device, spread: small_arrays.run),
         mock.patch.object(sampling_gpu, "sampled", tiles.sampled),
     )
     for one in off if form == "xla" else ():
         one.start()
-    few, more = (kernels(dispatch(preset, rows, layers), rows) for layers in (FEW, MORE))
+    how = {"products": "library"} if form == "xla" else {}
+    few, more = (kernels(dispatch(preset, rows, layers, **how), rows) for layers in (FEW, MORE))
     layer = (len(more) - len(few)) / (MORE - FEW)
     return {
         "layer": layer,

@@ -83,15 +83,16 @@ def under_flags(
     name: str = "qwen2_5_1_5b",
     model: decoder.ModelConfig = PRESETS["qwen2_5_1_5b"],
     points: Sequence[tuple[int, int]] = FLAGGED,
+    products: str = "auto",
 ) -> None:
-    """Measures the same steps as `decode`, in a process that began with other flags of XLA, beside those as is."""
+    """Measures the same steps as `decode`, beside those as is: in a process that began with other flags of XLA, or by other products."""
     if f"{section}.flags" not in part.figures:
         part.figure(f"{section}.flags", os.environ.get("XLA_FLAGS", ""))
     keys = {point: f"{section}.{_key(name, *point).removeprefix('decode.')}" for point in points}
     wanted = [point for point, key in keys.items() if part.wants(key, 20.0)]
     if not wanted:
         return
-    engine = filled_engine(model, weights.drawn(model), wanted)
+    engine = filled_engine(model, weights.drawn(model), wanted, products)
     for point in wanted:
         step, as_is = 1e3 * min(turns(engine, *point)) / STEPS, part.told[_key(name, *point)]["step_ms"]
         part.figure(keys[point], {"step_ms": step, "longer_than_as_is_ms": step - as_is, "over_as_is": step / as_is})
@@ -106,7 +107,9 @@ def pages(context: int) -> int:
     return -(-(context + (TURNS + 1) * STEPS + 1) // PAGE)
 
 
-def filled_engine(model: decoder.ModelConfig, params: Any, wanted: Sequence[tuple[int, int]]) -> RowEngine:
+def filled_engine(
+    model: decoder.ModelConfig, params: Any, wanted: Sequence[tuple[int, int]], products: str = "auto"
+) -> RowEngine:
     """Returns a row engine for pairs of batch and context, which takes prompts as computed already.
 
     Their pages hold what was there before. The time of a step depends on lengths, not on values.
@@ -122,6 +125,7 @@ def filled_engine(model: decoder.ModelConfig, params: Any, wanted: Sequence[tupl
         steps_per_dispatch=STEPS,
         refill_slots=1,
         dtype=jnp.bfloat16,
+        products=products,
     )
     engine = RowEngine(model, params, mesh.make_mesh(), settings, cost=any_cost(batches))
     seat = engine.admission.seat

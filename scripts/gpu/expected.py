@@ -36,6 +36,7 @@ def _estimate(values: Mapping[str, Any], source: str = "estimate") -> dict[str, 
 
 
 _DECODE, _TRAIN, _ROWS = "decode.qwen2_5_1_5b.batch_", "train.qwen2_5_1_5b.", "packed_rows."
+_PRODUCTS = ".qwen2_5_1_5b.layer_over_library"
 _TIMELINE, _PEER = "timeline.decode.qwen2_5_1_5b.batch_", ".qwen2_5_1_5b.batch_"
 MEASURED = _h100(
     {
@@ -85,6 +86,11 @@ ESTIMATES = _estimate(
         f"flags_one_tile{_PEER}16_context_1024/over_as_is": (1.0, 1.2),
         f"flags_one_tile{_PEER}256_context_1024/over_as_is": (1.0, 1.2),
         **{f"row_bits_one_tile.qwen2_5_7b.{name}_equal_in_128_rows": True for name in ("q", "kv", "o", "up", "down")},
+        # At few rows both read the weights once. At many, ours reads rows and weights more often from the L2 cache.
+        f"row_products{_PRODUCTS}/16_rows": (0.9, 1.3),
+        f"row_products{_PRODUCTS}/256_rows": (1.2, 2.0),
+        f"decode_fixed{_PEER}16_context_1024/over_as_is": (1.0, 1.1),
+        f"decode_fixed{_PEER}256_context_1024/over_as_is": (1.05, 1.3),
         # 23 ms of a micro-batch by a head in larger pieces, and 18 to 25 by layers that no scan stacks.
         "train_head_chunk.qwen2_5_1_5b.4096_tokens_4_sequences/mfu": 0.39,
         "train_no_scan.qwen2_5_1_5b.4096_tokens_4_sequences/mfu": 0.41,

@@ -38,9 +38,9 @@ def of_one_tile(part: Part, models: Mapping[str, ModelConfig] | None = None, row
         products(part, name, model, *rows, section="row_bits_one_tile")
 
 
-def products(part: Part, name: str, m: ModelConfig, few: int, many: int, section: str = "row_bits") -> None:
-    """Compares each product with weights of a layer and of the head: rows reversed, and fewer rows."""
-    shapes = {
+def shapes(m: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Returns inputs and outputs of the matrices of a layer and of the head."""
+    return {
         "q": (m.embed, m.heads * m.head_dim),
         "kv": (m.embed, m.kv_heads * m.head_dim),
         "o": (m.heads * m.head_dim, m.embed),
@@ -48,7 +48,11 @@ def products(part: Part, name: str, m: ModelConfig, few: int, many: int, section
         "down": (m.ffw, m.embed),
         "head": (m.embed, m.vocab_size),
     }
-    for what, (width, out) in shapes.items():
+
+
+def products(part: Part, name: str, m: ModelConfig, few: int, many: int, section: str = "row_bits") -> None:
+    """Compares each product with weights of a layer and of the head: rows reversed, and fewer rows."""
+    for what, (width, out) in shapes(m).items():
         key = f"{section}.{name}.{what}"
         if not part.wants(f"{key}_equal_in_{few}_rows", 3.0):
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from gpu import (
     paged_attention,
     rl_runs,
     row_bits,
+    row_products,
     swap,
     timeline,
     torch_decoding,
@@ -30,14 +32,16 @@ from gpu import (
 )
 from gpu.part import Part
 
-from jaxrl_post.kernels import flash_gpu
+from jaxrl_post.kernels import flash_gpu, product_gpu
 from jaxrl_post.models.model_config import ModelConfig
 
 NAME, POINTS = "tiny", ((3, 70), (4, 70))  # of the preset; rollouts, and tokens of each so far
 MODEL = ModelConfig(
     vocab_size=1100, embed=16, layers=2, heads=2, kv_heads=1, head_dim=8, ffw=16, max_length=512, tied=True
 )
+WIDER = replace(MODEL, vocab_size=1104, head_dim=16)  # sides that the kernel of products serves
 KERNEL = functools.partial(flash_gpu.attention, interpret=True, tiles=flash_gpu.square(16))
+PRODUCT = functools.partial(product_gpu.product, interpret=True)
 ROWS = dict(kernel=KERNEL, lengths=(32,), heads=(4, 2, 16))
 TILES = {"forward": ((8, 16),), "by_queries": ((16, 16),), "by_keys": ((16, 8), (32, 16))}
 RUN = (  # settings of whole runs
@@ -122,6 +126,9 @@ SECTIONS: dict[str, Callable[[Part], None]] = {
     "swap": lambda part: swap.cast(part, {NAME: MODEL}),
     "sampling": _drawing,
     "paged_attention": _paged_attention,
+    "row_products": lambda part: row_products.beside_library(part, {NAME: WIDER}, (4, 8), PRODUCT),
+    "decode_library": lambda part: decoding.under_flags(part, "decode_library", NAME, MODEL, POINTS[:1], "library"),
+    "decode_fixed": lambda part: decoding.under_flags(part, "decode_fixed", NAME, MODEL, POINTS[:1], "fixed"),
     "row_bits": lambda part: row_bits.everywhere(part, {NAME: MODEL}, (4, 8)),
     "equality": lambda part: equality.candidates(part, 8, MODEL),
     "rl_same_bits": lambda part: rl_runs.same_bits(part, "stories260k", RUN),

@@ -174,6 +174,7 @@ class RowHost:
             "lives": [sequence.to_state(one) for one in sorted(self.sequences.values(), key=lambda one: one.age)],
             "drafting": self.drafting.state_dict(),
             "carry": self.swap_policy.state_dict(),
+            **({"products": self.sizes.products_key} if self.sizes.products_key != wire.LIBRARY else {}),
         }
 
     def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
@@ -181,6 +182,12 @@ class RowHost:
             raise ValueError(
                 f"engine: the run was saved under cost table {state['cost']} and would resume under "
                 f"{self.cost.digest} ({self.cost.source}), which gives other row sizes; use the first"
+            )
+        products = state.get("products", wire.LIBRARY)
+        if products != self.sizes.products_key:
+            raise ValueError(
+                f"engine: the run was saved under engine.products {products!r} and would resume under {self.sizes.products_key!r}, "
+                "whose bits differ; use the option and the version of jaxrl_post that saved it"
             )
         self.reset()
         self._age, self._clock, self._growth = state["age"], dict(state["clock"]), state["growth"]

@@ -28,6 +28,11 @@ TABLE = FIRST_END + MOST_ENDS
 # stamps (step * 2 + drafted), argmax tokens, then `record` blocks with the ids and words of each token's record.
 BLOCKS = 5  # without the record
 OUT_NUM_TOKENS, OUT_NUM_COMPUTED, OUT_CANDIDATE_END, OUT_DONE, OUT_WINDOW = range(5)
+AUTO, LIBRARY, FIXED, PARTS = "auto", "library", "fixed", "parts"  # EngineSettings.products
+VERSIONS = {
+    FIXED: 1,
+    PARTS: 1,
+}  # rises where such products get other bits: another order of a sum, or another shape of its parts
 LEAST_TILE, TILE_STEP = 64, 32  # head rows of a tile: compilers take other paths for few rows, and for odd numbers
 USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
 OFFERS = 16  # bins of equal width, by estimated chance, in which offered drafts are counted
@@ -54,7 +59,8 @@ class EngineSettings:
     them; 0 records none. `recurrent`: layers have a recurrent state, which lies in a slot and not in pages; the engine
     sets it by its model. `verifies`: tokens may be proposed. Without it, recurrent layers keep no rows that may be rejected.
     Candidates then get no rows of their own there. `weights`, `kv`: the formats of matrices and of keys and values
-    (kernels/eight_bits.py); "auto": they have `dtype`. `one_graph`: a GPU runs a whole dispatch as one graph."""
+    (kernels/eight_bits.py); "auto": they have `dtype`. `one_graph`: a GPU runs a whole dispatch as one graph. `products`: "auto",
+    "library", "fixed" (kernels/row_blocks.py) or "parts" (kernels/rows_gpu.py), which the engine sets in the place of "auto"."""
 
     replicas: int = 1
     slots: int
@@ -77,6 +83,13 @@ class EngineSettings:
     weights: str = "auto"
     kv: str = "auto"
     one_graph: bool = False
+    products: str = AUTO
+
+    @property
+    def products_key(self) -> str:
+        """Returns what the bits of products depend on beside shapes: their name, and of ours the version."""
+        version = VERSIONS.get(self.products)
+        return LIBRARY if version is None else f"{self.products} {version}"
 
     @property
     def record(self) -> int:

@@ -237,6 +237,7 @@ def engine_sizes(config: Config, layout: Layout, model: decoder.ModelConfig | No
         verifies=config.verifies,
         weights=c.weights,
         kv=c.kv,
+        products=c.products,
     )
 
 
@@ -313,6 +314,20 @@ def check_formats(config: Config, chip: known_devices.Device) -> None:
             )
 
 
+def check_products(sizes: EngineSettings, model: decoder.ModelConfig, mesh: jax.sharding.Mesh) -> None:
+    """Refuses engine.products='fixed' where no kernel computes them, but on a CPU.
+
+    Raises:
+      ValueError: with the reason.
+    """
+    first, heads = mesh.devices.flat[0], [model.heads * H for _, H in cache_kinds.shapes(model.kept)]
+    sides = (model.embed, model.ffw, model.vocab_size, *heads, *(K * H for K, H in cache_kinds.shapes(model.kept)))
+    if sizes.products != wire.FIXED:
+        return
+    if reason := choice.without_products(first, mesh.size, sizes.dtype, sizes.weights, sides):
+        raise ValueError(f"engine.products='fixed': {reason}; the nearest valid engine.products is 'library'")
+
+
 def row_engine(
     config: Config,
     start: Inputs | PolicyFiles,
@@ -332,6 +347,7 @@ def row_engine(
     sizes = dataclasses.replace(engine_sizes(config, layout, start.model), **kind)
     first = mesh.devices.flat[0]
     check_formats(config, known_devices.of(first.device_kind, first.platform))
+    check_products(sizes, start.model, mesh)
     made = RowEngine(
         start.model,
         params,
@@ -399,6 +415,7 @@ def keys(engine: RowEngine | Elastic) -> dict[str, Any]:
         }
     return {
         "row_sizes": list(engine.row_sizes),
+        "products": engine.sizes.products_key,
         "cost_table": {"source": engine.cost.source, "digest": engine.cost.digest},
     }
 

@@ -41,6 +41,7 @@ _ENGINE = (
     "cost_table",
     "weights",
     "kv",
+    "products",
 )
 # Sections of a config that a policy reads, and `seed`.
 READ = ("data", "engine", "lora", "mesh", "model", "reward", "sampling", "seed")

@@ -28,6 +28,9 @@ MAY_CHANGE = (
     "logger.name",
 )
 
+# What versions did that did not have a config value yet. A run of theirs goes on so.
+BEFORE = {"config.engine.products": ("library", "auto")}
+
 PIECE, PIECES = 1 << 16, 64  # bytes of a piece of a file of weights, and how many are read
 
 
@@ -111,7 +114,8 @@ def check_same(then: Mapping, now: Mapping, step: int, *, may_move: bool = False
     for field, old, new in differences(*parts):
         grows = field == "config.steps" and new >= max(old, step)
         moves = may_move and (field == "processes" or field.startswith("config.mesh."))
-        if not grows and not moves and field.removeprefix("config.") not in MAY_CHANGE:
+        as_before = old == "absent" and new in BEFORE.get(field, ())
+        if not grows and not moves and not as_before and field.removeprefix("config.") not in MAY_CHANGE:
             lines.append(f"{field.removeprefix('config.')} {_shown(old)} -> {_shown(new)}")
     if lines:
         raise ValueError(
