@@ -31,23 +31,24 @@ def beside_library(
 ) -> None:
     """Times each product of a layer and of the head, and compares bits over the numbers of rows."""
     for name, model in (models or {name: PRESETS[name] for name in NAMES}).items():
-        shapes, took = row_bits.shapes(model), {}
-        for what, sides in shapes.items():
+        for what, sides in row_bits.shapes(model).items():
             key = f"row_products.{name}.{what}"
             if part.wants(f"{key}.bits_equal", 6.0):
-                took[what] = _one(part, key, what, sides, rows, kernel)
+                _one(part, key, what, sides, rows, kernel)
         key = f"row_products.{name}.layer_over_library"
-        if set(IN_LAYER) <= set(took) and part.wants(key, 0.0):
-            both = {
-                size: [sum(n * took[w][size][side] for w, n in IN_LAYER.items()) for side in (0, 1)] for size in rows
-            }
-            part.figure(key, {f"{size}_rows": ours / library for size, (ours, library) in both.items()})
+        if part.wants(key, 0.0):
+            times = {what: part.figures[f"row_products.{name}.{what}.times"] for what in IN_LAYER}
+            part.figure(key, {f"{size}_rows": _over(times, f"{size}_rows") for size in rows})
 
 
-def _one(
-    part: Part, key: str, what: str, sides: tuple[int, int], rows: Sequence[int], kernel: Callable
-) -> dict[int, tuple[float, float]]:
-    """Returns the seconds of the kernel and of the library by number of rows."""
+def _over(times: Mapping[str, Mapping[str, Mapping[str, float]]], size: str) -> float:
+    """Returns the time of all products of a layer over the library's."""
+    ours = {what: IN_LAYER[what] * one[size]["ms"] for what, one in times.items()}
+    return sum(ours.values()) / sum(ours[what] / one[size]["over_library"] for what, one in times.items())
+
+
+def _one(part: Part, key: str, what: str, sides: tuple[int, int], rows: Sequence[int], kernel: Callable) -> None:
+    """Writes times beside the library's by number of rows, how far the values are apart, and whether bits are equal."""
     dtype = jnp.float32 if what == "head" else jnp.bfloat16
     x = jax.random.normal(jax.random.key(5), (max(rows), sides[0]), jnp.bfloat16)
     w = jax.random.normal(jax.random.key(6), sides, jnp.bfloat16)
@@ -69,4 +70,3 @@ def _one(
         f"{key}.bits_equal_at_other_places", packed_rows.same_bits([ours(x, w)], [ours(x[::-1], w)[::-1]]), equals=True
     )
     part.figure(f"{key}.bits_equal", all(equal), equals=True)
-    return took
