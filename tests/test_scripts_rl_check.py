@@ -23,6 +23,7 @@ from jaxrl_post.models import decoder  # noqa: E402
 from jaxrl_post.runs.run_logs import RunLogs  # noqa: E402
 
 PREDICTED = {"step_s": 2.0, "gen_s": 1.0, "update_actor_s": 0.5, "update_weights_s": 0.0, "device": "TPU v5 lite"}
+PREDICTED |= {"steps_s": {"16": 0.01, "32": 0.015, "64": 0.03}}
 
 
 def folder(place: Path) -> Path:
@@ -121,6 +122,11 @@ def test_costs_are_those_that_made_the_seconds():
     assert set(costs.fitted(odd)["step_s"]) == {"16"}
 
 
+def test_a_size_that_no_step_had_is_scaled_by_the_nearest_that_one_had():
+    found, scaled = costs.completed({"16": 0.02, "32": 0.06}, PREDICTED["steps_s"])
+    assert found == pytest.approx({"16": 0.02, "32": 0.06, "64": 0.12}) and scaled == ["64"]
+
+
 def test_a_correction_is_a_cost_table_with_date_and_device(part, tmp_path):
     arms.run(part, sections.TINY, "sync")
     part.told = dict(part.figures)
@@ -130,6 +136,7 @@ def test_a_correction_is_a_cost_table_with_date_and_device(part, tmp_path):
     told = json.loads(file.read_text())
     assert file.name == "x-costs-tiny.json" and told["device"] == "TPU v5 lite" and len(told["date"]) == 10
     table = step_cost.load(str(file))
+    assert "64" in told["scaled"] and "64" in told["figures"]["step_s"]
     assert table.training == 0.005 and all(seconds > 0 for seconds in table.seconds)
 
 

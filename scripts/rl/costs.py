@@ -1,7 +1,8 @@
 """A correction of a cost table: seconds of engine steps and of training as the runs had them, in the form of engine.cost_table.
 
 Engine steps are fitted by least squares to the seconds of generation of each optimizer step, without drafts. They hold prompts,
-the host and reading, as those of scripts/bench.py cost do.
+the host and reading, as those of scripts/bench.py cost do. A size that no step had gets its predicted seconds, times what the
+nearest measured size takes over its own. `scaled` names those sizes.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ def correct(part: Part, shape: Shape) -> None:
     if not steps:
         part.figure(f"{shape.name}.costs.absent", "no run of the shape generated and trained in turns")
         return
-    device = part.told[f"{shape.name}.sync.predicted"]["device"]
-    table = {"figures": fitted(steps), "date": datetime.date.today().isoformat(), "device": device}
+    predicted = part.told[f"{shape.name}.sync.predicted"]
+    figures, device = fitted(steps), predicted["device"]
+    figures["step_s"], guessed = completed(figures["step_s"], predicted["steps_s"])
+    table = {"figures": figures, "date": datetime.date.today().isoformat(), "device": device, "scaled": guessed}
     part.figure(f"{shape.name}.costs", table | {"shape": shape.preset, "runs": list(arms), "steps": len(steps)})
 
 
@@ -48,3 +51,11 @@ def fitted(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "train_token_s": trained / tokens,
         "train_step_s": sum(step["publish_s"] for step in steps) / len(steps),
     }
+
+
+def completed(measured: Mapping[str, float], predicted: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
+    """Returns seconds of all predicted sizes, and the sizes that were not measured, which are scaled."""
+    missing = [size for size in predicted if size not in measured]
+    near = {size: min(measured, key=lambda one: abs(int(one) - int(size))) for size in missing}
+    scaled = {size: predicted[size] * measured[one] / predicted[one] for size, one in near.items()}
+    return dict(measured) | scaled, missing

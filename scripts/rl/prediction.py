@@ -39,6 +39,8 @@ def predicted(config: configs.Config, lengths: str) -> dict[str, Any]:
     job = mode_choice.job(config, start, seen)
     plan = slice_plan.plan(config, start.model, where)
     parts = roofline.seconds(config, start.model, where, job.prompt_tokens, seen.told["mean"])
+    context = seen.told["mean"] / 2 + job.prompt_tokens  # of a row, on average
+    sizes = config.engine.row_sizes
     return {
         "device": jax.devices()[0].device_kind,
         "plan": plan.word,
@@ -46,6 +48,7 @@ def predicted(config: configs.Config, lengths: str) -> dict[str, Any]:
         "step_s": mode_choice.seconds(config, job)[1],
         "roofline_step_s": parts["all"],
         **{phase: sum(parts[name] for name in names) for phase, names in PHASES.items()},
+        "steps_s": {str(size): float(job.replica.cost(size, size * context)) for size in sizes},
         "lengths": seen.told,
         "costs": job.replica.cost.source,
     }
