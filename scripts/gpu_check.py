@@ -40,11 +40,11 @@ from pathlib import Path
 from typing import Any
 
 from gpu import device, expected, held
-from gpu.sections import SECTIONS, Section
+from gpu.sections import GPU, Profile, Section
 from record import ROOT, Record, flags, machine, versions, write_json
 
 DEADLINE_S = 560.0
-CHILD = ROOT / "scripts" / "gpu" / "child.py"
+CHILD = GPU.child
 RESULTS = ROOT / "scripts" / "results"  # alone, as a result that is written is no source of itself
 MARGIN_S = 8.0  # within which the work that a section has begun should end
 TAIL = 2000  # characters of what a failed section wrote
@@ -81,17 +81,20 @@ class Report:
         file: Path,
         command: Sequence[str],
         seen: dict[str, Any],
-        table: Sequence[Section] = SECTIONS,
+        table: Sequence[Section] = GPU.table,
         small: bool = False,
+        profile: Profile = GPU,
     ):
         self._file, self._table = file, table
-        self.record = Record("gpu-check", command, file=Path(__file__))
+        self.record = Record(profile.result, command, file=profile.file)
+        self._left_out = dict(profile.left_out)
         self._belongs = {
             **self.record.commit,
             "versions": versions(),
             "flags": flags(),
             "device": seen,
             "sources": self.record.sources,
+            **profile.belongs,
             **({"small": SMALL} if small else {}),
         }
         self.small = small
@@ -143,6 +146,7 @@ class Report:
         record.figure("failed", [name for name in self.sections if self.state(name) == "failed"], equals=[])
         record.figure("not_reached", self.not_reached())
         own = {"name": record.name, "command": record.command, "machine": machine()}
+        own |= {"left_out": self._left_out} if self._left_out else {}
         seconds = round(self._before + time.monotonic() - record.started, 1)
         sections = {
             name: dataclasses.asdict(found) | {"figures": list(found.figures), "bounds": {}}
@@ -245,15 +249,43 @@ def scrubbed(text: str) -> str:
     return text.replace(f"{ROOT}/", "").replace(sys.prefix, "ENVIRONMENT")
 
 
-def settings() -> None:
+def settings(profile: Profile = GPU) -> None:
     """Sets variables that the sections' processes inherit, unless they are set."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")  # pages of 256 long rollouts need most of it
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "gpu_check"))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / profile.name))
 
 
-def main(argv: list[str], table: Sequence[Section] = SECTIONS, child: Path = CHILD) -> int:
-    parser = argparse.ArgumentParser(description="Checks and times kernels, engine, learner and runs on a GPU.")
-    parser.add_argument("--json", type=Path, default=RESULTS / "gpu-check.json")
+def main(
+    argv: list[str], table: Sequence[Section] | None = None, child: Path | None = None, profile: Profile = GPU
+) -> int:
+    """Runs a profile's sections, or `table`, whose processes run the script `child`, and returns the exit code."""
+    began, table, child = time.monotonic(), table or profile.table, child or profile.child
+    options = arguments(argv, table, profile)
+    if options.show:
+        told = json.loads(options.show.read_text())
+        print(expected.page(told, profile.expected(told["device"]["kind"], told["figures"])))
+        return 0
+    names = [name for name in options.only.split(",") if name] or [section.name for section in table]
+    chosen = [section for section in table if section.name in names]
+    settings(profile)
+    seen = device.ask(ROOT)
+    refusal = "" if options.small else profile.why_not(seen)
+    if refusal:
+        print(refusal, file=sys.stderr)
+        return 2
+    command = ["python", f"scripts/{profile.name}.py", *argv]
+    report = Report(options.json, command, seen, table, options.small, profile)
+    report.write()
+    check(report, chosen, options.seconds - (time.monotonic() - began), child)
+    known = profile.expected(seen["kind"], report.record.figures)
+    print(expected.table(report.record.figures, report.record.bounds, known), flush=True)
+    return 0 if report.record.ok else 1
+
+
+def arguments(argv: list[str], table: Sequence[Section], profile: Profile) -> argparse.Namespace:
+    """Reads the command line. What it refuses ends the process with exit code 2."""
+    parser = argparse.ArgumentParser(description=profile.about)
+    parser.add_argument("--json", type=Path, default=RESULTS / f"{profile.result}.json")
     parser.add_argument("--show", type=Path, metavar="FILE", help="prints the table of this result, and runs nothing")
     parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)  # of a show and of tests, on a CPU
     parser.add_argument(
@@ -263,31 +295,19 @@ def main(argv: list[str], table: Sequence[Section] = SECTIONS, child: Path = CHI
     options = parser.parse_args(argv)
     if options.show and not options.show.is_file():
         parser.error(f"--show: there is no file {options.show}")
-    if options.show:
-        print(expected.page(json.loads(options.show.read_text())))
-        return 0
-    if options.small and options.json == parser.get_default("json"):
+    if options.small and not options.show and options.json == parser.get_default("json"):
         parser.error("--small is no measurement: name another file by --json")
-    began = time.monotonic()
-    names = [name for name in options.only.split(",") if name] or [section.name for section in table]
-    if unknown := set(names) - {section.name for section in table}:
-        parser.error(
-            f"--only: there is no section {', '.join(sorted(unknown))}; all are {', '.join(s.name for s in table)}"
-        )
-    chosen = [section for section in table if section.name in names]
-    settings()
-    seen = device.ask(ROOT)
-    refusal = "" if options.small else device.why_not(seen)
-    if refusal:
-        print(refusal, file=sys.stderr)
-        return 2
-    report = Report(options.json, ["python", "scripts/gpu_check.py", *argv], seen, table, options.small)
-    report.write()
-    check(report, chosen, options.seconds - (time.monotonic() - began), child)
-    print(expected.table(report.record.figures, report.record.bounds), flush=True)
-    return 0 if report.record.ok else 1
+    every = [section.name for section in table]
+    if unknown := {name for name in options.only.split(",") if name} - {*every}:
+        parser.error(f"--only: there is no section {', '.join(sorted(unknown))}; all are {', '.join(every)}")
+    return options
+
+
+def end_with_sections() -> None:
+    """From now on SIGTERM ends a section's process with this one."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a section's process ends with this one
+    end_with_sections()
     sys.exit(main(sys.argv[1:]))

@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gpu import (
@@ -69,11 +70,21 @@ RUN = {
 }
 
 
-def main(name: str, file: str, told: str, seconds: str, sizes: str = "") -> None:
+def main(
+    name: str,
+    file: str,
+    told: str,
+    seconds: str,
+    sizes: str = "",
+    *,
+    run: Mapping[str, Callable[[Part], None]] = RUN,
+    in_small: Mapping[str, Callable[[Part], None]] = small.SECTIONS,
+) -> None:
+    """Runs the section `name` of `run`, or at sizes of a CPU that of `in_small`."""
     held.follow(os.environ)
     compile_guard.use_cache(os.environ)
     part = Part(Path(file), json.loads(Path(told).read_text()), float(seconds))
-    (functools.partial(small.run, name) if sizes == "small" else RUN[name])(part)
+    (functools.partial(small.run, name, sections=in_small) if sizes == "small" else run[name])(part)
 
 
 if __name__ == "__main__":

@@ -115,21 +115,25 @@ PUBLISHED = _estimate(
 EXPECTED = MEASURED | ESTIMATES | PUBLISHED
 
 
-def rows(figures: Mapping[str, Any], bounds: Mapping[str, Any]) -> list[tuple[str, str, str, str, str]]:
-    """Returns figure, measured, expected, bound, and ok or FAIL. A part of a figure that is expected has a row of its own."""
+def rows(
+    figures: Mapping[str, Any], bounds: Mapping[str, Any], known: Mapping[str, Expected] = EXPECTED
+) -> list[tuple[str, str, str, str, str]]:
+    """Returns figure, measured, expected, bound, and ok or FAIL. A part of a figure that is expected has a row of its own.
+
+    known: the expectations. Those of gpu_check, unless given."""
     out = []
     for key, value in figures.items():
-        parts = {name: value[name.partition("/")[2]] for name in _parts(key) if _has(value, name)}
+        parts = {name: value[name.partition("/")[2]] for name in _parts(key, known) if _has(value, name)}
         bound = bounds.get(key, {})
         verdict = ("ok" if bound["ok"] else "FAIL") if bound else ""
         if bound or not parts:
-            out.append((key, short(value), str(EXPECTED.get(key, "")), _bound(bound), verdict))
-        out += [(name, short(part), str(EXPECTED[name]), "", "") for name, part in parts.items()]
+            out.append((key, short(value), str(known.get(key, "")), _bound(bound), verdict))
+        out += [(name, short(part), str(known[name]), "", "") for name, part in parts.items()]
     return out
 
 
-def _parts(key: str) -> list[str]:
-    return [name for name in EXPECTED if name.startswith(f"{key}/")]
+def _parts(key: str, known: Mapping[str, Expected]) -> list[str]:
+    return [name for name in known if name.startswith(f"{key}/")]
 
 
 def _has(value: Any, name: str) -> bool:
@@ -141,18 +145,20 @@ def _bound(bound: Mapping[str, Any]) -> str:
     return " and ".join(f"{sign} {short(bound[kind])}" for kind, sign in signs.items() if kind in bound)
 
 
-def table(figures: Mapping[str, Any], bounds: Mapping[str, Any]) -> str:
+def table(figures: Mapping[str, Any], bounds: Mapping[str, Any], known: Mapping[str, Expected] = EXPECTED) -> str:
     """Returns one line per row, in columns."""
-    lines = [("figure", "measured", "expected", "bound", ""), *rows(figures, bounds)]
+    lines = [("figure", "measured", "expected", "bound", ""), *rows(figures, bounds, known)]
     widths = [max(len(line[column]) for line in lines) for column in range(5)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 
 
-def page(told: Mapping[str, Any]) -> str:
+def page(told: Mapping[str, Any], known: Mapping[str, Expected] = EXPECTED) -> str:
     """Returns the table of a result, below what it belongs to."""
     device, commit = told["device"], (told["commit"] or "unknown")[:7]
     head = f"{device['count']} x {device['kind']}, commit {commit}, {told['seconds']:.0f} s"
-    return "\n".join([head, *([told["small"]] if "small" in told else []), table(told["figures"], told["bounds"])])
+    return "\n".join(
+        [head, *([told["small"]] if "small" in told else []), table(told["figures"], told["bounds"], known)]
+    )
 
 
 def short(value: Any) -> str:

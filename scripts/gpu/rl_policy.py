@@ -18,13 +18,13 @@ from jaxrl_post.models.presets import PRESETS
 LETTERS = ALPHABET + string.ascii_letters[: 64 - len(ALPHABET)]
 
 
-def write(place: Path, model: decoder.ModelConfig) -> None:
-    """Writes weights in float32, so that a run's policy is written with every bit that was trained."""
-    words = tokenizer.characters(LETTERS)
+def write(place: Path, model: decoder.ModelConfig, letters: str = LETTERS, dtype: str = "float32") -> None:
+    """Writes weights, and a tokenizer of the letters. By float32 a run's policy is written with every bit that was trained."""
+    words = tokenizer.characters(letters)
     with tempfile.TemporaryDirectory() as folder:
         words.save(Path(folder) / "words")
         files = sorted((Path(folder) / "words").iterdir())
-        how = dict(dtype="float32", tokenizer_files=files, eos_ids=words.eos_ids, bos_id=words.bos_id)
+        how = dict(dtype=dtype, tokenizer_files=files, eos_ids=words.eos_ids, bos_id=words.bos_id)
         hf.save(place, model, decoder.init(model, 0), **how)
 
 

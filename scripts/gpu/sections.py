@@ -6,7 +6,14 @@ the timeline, the learner's attention, flags of XLA, training, peers on the same
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpu import device, expected
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +34,37 @@ class Section:
     after: str = ""
     option: bool = False
     flags: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One command: which devices it is for, and what it runs there.
+
+    - name: of the command. Its results are called the same, with a hyphen.
+    - file: the script, from which the sources are found that a result vouches for
+    - table: its sections, in their order
+    - child: the script that runs a section
+    - why_not: the sentence that refuses a device, or an empty text
+    - expected: figures by the kind of a device, as jax names it, and by those that were measured
+    - left_out: sections of other profiles that it has not, with the reason
+    - belongs: what else a result belongs to, beside commit, sources, device, versions and flags
+    - about: what the help says
+    """
+
+    name: str
+    file: Path
+    table: Sequence[Section]
+    child: Path
+    why_not: Callable[[Mapping[str, Any]], str]
+    expected: Callable[[str, Mapping[str, Any]], Mapping[str, expected.Expected]]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    belongs: Mapping[str, Any] = field(default_factory=dict)
+    about: str = ""
+
+    @property
+    def result(self) -> str:
+        """Returns the name of a result, and of its file without the ending."""
+        return self.name.replace("_", "-")
 
 
 # A step as one graph also around its loop. CONCURRENT lets nodes overlap that do not wait for each other.
@@ -83,4 +121,14 @@ SECTIONS = (
     Section(name="transformer_engine", needs_s=15, limit_s=90, option=True),
     Section(name="target", needs_s=10, limit_s=60),
     Section(name="paged_attention_times", needs_s=20, limit_s=400, after="device"),
+)
+
+GPU = Profile(
+    name="gpu_check",
+    file=ROOT / "scripts" / "gpu_check.py",
+    table=SECTIONS,
+    child=ROOT / "scripts" / "gpu" / "child.py",
+    why_not=device.why_not,
+    expected=lambda kind, figures: expected.EXPECTED,
+    about="Checks and times kernels, engine, learner and runs on a GPU.",
 )

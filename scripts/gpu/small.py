@@ -7,7 +7,7 @@ is a figure NAME.absent with the reason. Each section is a process of its own, s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -57,15 +57,15 @@ RUN = (  # settings of whole runs
 )
 
 
-def run(name: str, part: Part) -> None:
-    """Runs one section."""
+def run(name: str, part: Part, sections: Mapping[str, Callable[[Part], None]] | None = None) -> None:
+    """Runs one section. sections: of another profile."""
     decoding.STEPS, training.PROMPT, training.ROWS = 2, 8, {64: 2}
     row_bits.CONTEXTS, timeline.DECODED, timeline.TOKENS = (12, 68), POINTS[:1], 64
-    SECTIONS[name](part)
+    (sections or SECTIONS)[name](part)
 
 
 def _timeline(part: Part) -> None:
-    _lacks(part, "timeline", "the profiler sees no GPU here: these are the events of XLA:CPU's threads, without graphs")
+    lacks(part, "timeline", "the profiler sees no GPU here: these are the events of XLA:CPU's threads, without graphs")
     right = timeline.recorded
     timeline.recorded = lambda work: right(work, "/host:CPU", "tf_XLA")
     timeline.of_both(part, MODEL, NAME)
@@ -73,30 +73,30 @@ def _timeline(part: Part) -> None:
 
 def _flagged(name: str) -> Callable[[Part], None]:
     def under_flags(part: Part) -> None:
-        _lacks(part, name, "XLA:CPU reads these flags and obeys none: the program is the one without them")
+        lacks(part, name, "XLA:CPU reads these flags and obeys none: the program is the one without them")
         decoding.under_flags(part, name, NAME, MODEL, POINTS[:1])
 
     return under_flags
 
 
 def _one_tile(part: Part) -> None:
-    _lacks(part, "row_bits_one_tile", "XLA:CPU reads these flags and obeys none: the products are those without them")
+    lacks(part, "row_bits_one_tile", "XLA:CPU reads these flags and obeys none: the products are those without them")
     row_bits.of_one_tile(part, {NAME: MODEL}, (4, 8))
 
 
 def _drawing(part: Part) -> None:
-    _lacks(part, "sampling", "on a CPU the reference takes the kernel's place, so that it is compared with itself")
+    lacks(part, "sampling", "on a CPU the reference takes the kernel's place, so that it is compared with itself")
     drawing.against_reference(part, shapes=((4, 1100),))
 
 
 def _paged_attention(part: Part) -> None:
-    _lacks(
+    lacks(
         part, "paged_attention", "on a CPU the reference takes the kernel's place, so that it is compared with itself"
     )
     paged_attention.against_reference(part, shapes=((2, 100, 2),))
 
 
-def _lacks(part: Part, name: str, why: str) -> None:
+def lacks(part: Part, name: str, why: str) -> None:
     """Writes why a section shows nothing of a GPU, where there is none."""
     if jax.default_backend() != "gpu" and f"{name}.absent" not in part.figures:
         part.figure(f"{name}.absent", why)

@@ -48,19 +48,23 @@ def steps(
     shapes: Mapping[int, int] = ROWS,
     preset: str = PRESET,
     section: str = "train",
+    chips: int = 1,
 ) -> None:
-    """Times optimizer steps with one sequence in a row, and with four, with the settings of the section."""
+    """Times optimizer steps with one sequence in a row, and with four, with the settings of the section.
+
+    chips: devices over which weights and rows are divided. MFU is a share of the peak of all."""
+    settings = (*SETTINGS[section], f"mesh.fsdp={chips}")
     for tokens, rows in shapes.items():
         keys = {count: f"{section}.{preset}.{tokens}_tokens_{count}_sequences" for count in (1, 4)}
         again = f"{section}.{preset}.{tokens}_tokens.gradient_bits_equal_again"
         if not part.wants(again, 45.0):
             continue
-        trainer = learner(model, preset, rows, tokens, SETTINGS[section])
+        trainer = learner(model, preset, rows, tokens, settings)
         for count, key in keys.items():
             if part.wants(key, 10.0):
                 sequences = groups(model, MICRO_BATCHES * rows * count, tokens // count)
                 took = [one_step(trainer, sequences) for _ in range(1 + TURNS)]
-                part.figure(key, rates(model, MICRO_BATCHES * rows * [tokens // count] * count, took[1:]))
+                part.figure(key, rates(model, MICRO_BATCHES * rows * [tokens // count] * count, took[1:], chips))
         part.figure(again, twice(trainer, groups(model, rows, tokens)), equals=True)
         del trainer
         gc.collect()  # its weights, before the next one's
@@ -68,13 +72,9 @@ def steps(
 
 def learner(model: decoder.ModelConfig, preset: str, rows: int, tokens: int, more: Sequence[str] = ()) -> Learner:
     """Returns the learner of a run with these settings and `more`, compiled, on random weights."""
-    devices = build.DevicePlan(learner=mesh.make_mesh(), engine={}, lent=None)
-    made = build.learner(
-        resolve(default(), options(preset, rows, tokens, more)),
-        model,
-        lambda homes: weights.drawn(model, jnp.float32, homes),
-        devices,
-    )
+    config = resolve(default(), options(preset, rows, tokens, more))
+    devices = build.DevicePlan(learner=mesh.make_mesh(fsdp=config.mesh.fsdp), engine={}, lent=None)
+    made = build.learner(config, model, lambda homes: weights.drawn(model, jnp.float32, homes), devices)
     made.compile()
     return made
 
@@ -150,15 +150,17 @@ def one_step(trainer: Learner, sequences: Sequence[Group]) -> dict[str, float]:
     }
 
 
-def rates(model: decoder.ModelConfig, lengths: Sequence[int], turns: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Returns the seconds of the fastest step, its tokens per second, and the share of the chip's peak."""
+def rates(
+    model: decoder.ModelConfig, lengths: Sequence[int], turns: Sequence[dict[str, float]], chips: int = 1
+) -> dict[str, Any]:
+    """Returns the seconds of the fastest step, its tokens per second, and the share of the peak of all chips."""
     best = min(turns, key=lambda one: one["step_s"])
     flops = useful(model, lengths)
     return best | {
         "tokens_per_s": sum(lengths) / best["step_s"],
         "useful_tflops": flops / best["step_s"] / 1e12,
-        "mfu": timing.share_of_peak(flops, best["step_s"]),
-        "mfu_without_commit": timing.share_of_peak(flops, best["accumulate_s"]),
+        "mfu": timing.share_of_peak(flops / chips, best["step_s"]),
+        "mfu_without_commit": timing.share_of_peak(flops / chips, best["accumulate_s"]),
     }
 
 
