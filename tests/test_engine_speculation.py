@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import scripted_drafter as scripted
 
-from jaxrl_post.engine import bit_probe, row_program
+from jaxrl_post.engine import bit_probe, row_numbers, row_program
 from jaxrl_post.engine import row_engine as engine_file
-from jaxrl_post.engine.host.wire import LIMIT, OUT_WINDOW
+from jaxrl_post.engine.host.wire import OUT_WINDOW
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
@@ -395,10 +395,10 @@ def the_losers_text_is_kept(monkeypatch):
 
 
 def draft_accepted_without_comparing(monkeypatch):
-    real = row_program._accept
+    real = row_numbers.accept
     monkeypatch.setattr(
-        row_program,
-        "_accept",
+        row_numbers,
+        "accept",
         lambda plan, guess, sampled, ended: real(
             plan, row_program.jnp.where(guess >= 0, sampled, guess), sampled, ended
         ),
@@ -406,14 +406,14 @@ def draft_accepted_without_comparing(monkeypatch):
 
 
 def draft_beyond_the_limit(monkeypatch):
-    real = row_program._bound
-    monkeypatch.setattr(row_program, "_bound", lambda packed, sizes: real(packed.at[..., LIMIT].add(3), sizes))
+    real = row_numbers.Fixed.bound
+    monkeypatch.setattr(row_numbers.Fixed, "bound", lambda of, emit: real(of._replace(limit=of.limit + 3), emit))
 
 
 def draft_not_compared_at_eos(monkeypatch):
-    real = row_program._accept
+    real = row_numbers.accept
     monkeypatch.setattr(
-        row_program, "_accept", lambda plan, guess, sampled, ended: real(plan, guess, sampled, ended & False)
+        row_numbers, "accept", lambda plan, guess, sampled, ended: real(plan, guess, sampled, ended & False)
     )
 
 
