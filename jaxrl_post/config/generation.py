@@ -113,9 +113,8 @@ class EngineConfig:
     products: str = one_of(
         "auto|library|fixed",
         used_when=_ENGINE,
-        doc="Products and norms of a step: XLA's own (`library`), whose bits may depend on the number of rows, or `fixed` ones, whose "
-        "bits do not. With `fixed` small `row_sizes` stay. On accelerators it needs replicas of one device. `auto`: on GPUs XLA's "
-        "products in parts with one kernel between two of them, where a model's layers have such kernels, and XLA's own elsewhere.",
+        doc="Products and norms of a step. `library`: XLA's own. `fixed`: ours, whose bits do not depend on the number of rows, on "
+        "replicas of one device. `auto`: the library's, on GPUs in parts with one kernel between two of them, where there is one.",
     )
     uncorrected: bool = any_of_type(
         False,

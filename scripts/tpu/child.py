@@ -6,12 +6,12 @@ import functools
 import sys
 from collections.abc import Callable
 
-from gpu import child, packed_rows, swap
+from gpu import child, packed_rows, row_products, swap
 from gpu.part import Part
 from tpu import grouped, recurrent, small, training
 from tpu.sections import SHARED
 
-from jaxrl_post.kernels import flash_tpu
+from jaxrl_post.kernels import flash_tpu, product_tpu
 from jaxrl_post.models.presets import PRESETS
 
 SWAPPED = ("qwen2_5_0_5b", *swap.NAMES)  # the first also where a chip has 16 GB
@@ -19,6 +19,7 @@ RUN: dict[str, Callable[[Part], None]] = {
     **{name: child.RUN[name] for name in SHARED},
     "packed_rows": functools.partial(packed_rows.against_reference, kernel=flash_tpu.attention),
     "packed_rows_times": functools.partial(packed_rows.times, kernel=flash_tpu.attention),
+    "row_products": functools.partial(row_products.beside_library, kernel=product_tpu.product),
     "recurrent": recurrent.against_reference,
     "grouped": grouped.against_reference,
     "train": training.steps,

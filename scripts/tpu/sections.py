@@ -27,6 +27,8 @@ SECTIONS = (
     Section(name="recurrent", needs_s=20, limit_s=120),
     Section(name="grouped", needs_s=20, limit_s=120),
     Section(name="row_bits", needs_s=30, limit_s=240),
+    Section(name="row_products", needs_s=30, limit_s=240, after="device"),
+    Section(name="decode_fixed", needs_s=60, limit_s=300, after="decode_1_5b"),
     Section(name="equality", needs_s=30, limit_s=240),
     Section(name="train", needs_s=90, limit_s=400),
     Section(name="swap", needs_s=45, limit_s=240, after="device"),
@@ -44,6 +46,7 @@ SHARED = (
     "sampling",
     "paged_attention",
     "row_bits",
+    "decode_fixed",
     "equality",
     "rl_same_bits",
     "rl_pipelined",
@@ -64,6 +67,7 @@ LEFT_OUT = {
     "train_no_scan": "its expectation is a GPU's; unrolled layers take a TPU's compiler minutes",
     **dict.fromkeys(("generate_eager", "generate_compiled", "torch_train", "trl_steps"), _PEER),
     **dict.fromkeys(("tokamax", "cudnn", "transformer_engine"), _LIBRARY),
+    "decode_library": "on TPUs XLA's operations run between products in any case",
     "target": "a TPU's compiler needs no description of the device: the topology's name is enough",
 }
 

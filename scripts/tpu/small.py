@@ -6,15 +6,16 @@ import functools
 from collections.abc import Callable
 
 import jax
-from gpu import packed_rows, small, swap
+from gpu import packed_rows, row_products, small, swap
 from gpu.part import Part
 from tpu import grouped, recurrent, training
 from tpu.sections import SHARED
 
-from jaxrl_post.kernels import delta_rule_tpu, flash_tpu, grouped_tpu, recurrent_tpu
+from jaxrl_post.kernels import delta_rule_tpu, flash_tpu, grouped_tpu, product_tpu, recurrent_tpu
 from jaxrl_post.kernels import grouped as products
 
 KERNEL = functools.partial(flash_tpu.attention, interpret=True)
+PRODUCT = functools.partial(product_tpu.product, interpret=True)
 HEADS = (1, 2, 8, 8)  # of the delta rule: key heads, value heads, and numbers of a key and of a value
 CHUNK = delta_rule_tpu.How(16, 2, interpret=True)
 
@@ -48,6 +49,7 @@ SECTIONS: dict[str, Callable[[Part], None]] = {
     **{name: small.SECTIONS[name] for name in SHARED},
     "packed_rows": lambda part: packed_rows.against_reference(part, KERNEL, shapes=((1, 128, 4, 2, 64),)),
     "packed_rows_times": lambda part: packed_rows.times(part, KERNEL, (128,), (4, 2, 64)),
+    "row_products": lambda part: row_products.beside_library(part, {small.NAME: small.WIDER}, (4, 8), PRODUCT),
     "recurrent": _recurrent,
     "grouped": _grouped,
     "train": lambda part: training.steps(part, {small.NAME: small.MODEL}, {64: 2}),
