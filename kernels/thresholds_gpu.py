@@ -3,7 +3,7 @@
 - Ids lie in groups of GROUP. The k highest ids lie in the k groups with the highest peaks, so one pass and a small sort find the
   MOST highest ids. They answer every row whose k is below MOST.
 - For other rows, each pass finds DIGIT more of a threshold's 32 bits. It counts, or weighs, the ids above each of 2 ** DIGIT keys at
-  once. Six passes find a threshold, in place of 32. They run only where a row needs them. They are a kernel of Pallas-Triton,
+  once. Five passes find a threshold, in place of 32. They run only where a row needs them. They are a kernel of Pallas-Triton,
   because XLA would store the weights and read them beside the logits.
 
 What a row gets follows from its own numbers alone. The law, ties and the order of floats are those of kernels/thresholds.py.
@@ -23,9 +23,9 @@ from jaxrl_post.kernels import thresholds
 from jaxrl_post.kernels.pallas_triton import pl, triton
 
 MOST = 520  # a top-k below it needs no further pass; 512 is a usual one
-DIGIT = 6
+DIGIT = 7
 PARTS = 8  # of a row, each weighed by a program of its own
-BLOCK = 128  # ids of one turn: two threads keep the sums of one of them for 64 ends in registers
+BLOCK = 64  # ids of one turn: four threads keep the sums of one of them for 128 ends in registers
 ALIKE = 1e30  # the temperature at which all ids weigh 1
 NEEDS = f"more than {2 * thresholds.GROUP * MOST} ids, on one device"
 
