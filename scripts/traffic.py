@@ -23,6 +23,7 @@ Kernel = Callable[[Sequence[Array], Sequence[Array]], tuple[float, float]]  # op
 FREE = {"parameter", "constant", "bitcast", "get-tuple-element", "tuple", "while", "conditional", "call", "after-all"}
 FREE |= {"partition-id", "replica-id", "opt-barrier", "optimization-barrier", "iota", "domain", "add-dependency"}
 FREE_CALLS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding", "SPMDFullToShardShape"}
+OURS = r"mosaic_gpu|tpu_custom_call|triton"  # targets of kernels; a compiler marks lines inside of fusions by calls of other names
 ASYNC_CALLS = {collectives.BEGINS, collectives.ENDS}  # the collective beside them counts
 SLICES = ("dynamic-slice", "slice", "gather")
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # what changes a part in place: which operand holds the new part
@@ -76,7 +77,7 @@ def count(text: str, kernels: Mapping[str, Kernel] | None = None) -> Traffic:
     costs, unknown = [], []
     for run in program.runs():
         inside = (run, *program.within(run))
-        boxes = [_kernel(one, kernels or {}, unknown) for one in inside if _is_kernel(one.line)]
+        boxes = [_kernel(one, kernels or {}, unknown) for one in inside if _is_kernel(one.line, inner=one is not run)]
         flops, size = map(sum, zip(*boxes)) if boxes else (0.0, _moved(program, run))
         flops += sum(map(products, inside))
         if flops or size:
@@ -98,8 +99,10 @@ def moved(program: Program, run: Run, kernels: Mapping[str, Kernel]) -> float:
     return size
 
 
-def _is_kernel(line: Instruction) -> bool:
-    return line.operation.startswith("custom-call") and line.target not in FREE_CALLS | ASYNC_CALLS
+def _is_kernel(line: Instruction, *, inner: bool = False) -> bool:
+    """Returns whether a line calls a kernel. inner: it stands inside of a fusion."""
+    calls = line.operation.startswith("custom-call") and line.target not in FREE_CALLS | ASYNC_CALLS
+    return calls and (not inner or bool(re.search(OURS, line.target)))
 
 
 def _kernel(run: Run, kernels: Mapping[str, Kernel], unknown: list) -> tuple[float, float]:
