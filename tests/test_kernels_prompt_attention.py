@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import abstract_chips
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,7 +114,9 @@ def test_the_platforms_kernel_is_lowered(platform, page):
 
     given = [x[None] for x in (q, cache.pages, jnp.array(FIRST), jnp.array(COUNT), rows.table)]
     chip = AbstractDevice(device_kind="TPU v6 lite", num_cores=1, platform="tpu")
-    one = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=chip if platform == "tpu" else None)
+    one = AbstractMesh(
+        (1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=chip if platform == "tpu" else abstract_chips.H100
+    )
     with jax.sharding.use_abstract_mesh(one):
         text = run.trace(*given).lower(lowering_platforms=(platform,)).as_text()
     assert {"tpu": "tpu_custom_call", "cuda": "mosaic_gpu"}[platform] in text
